@@ -1,0 +1,53 @@
+"""Small pieces of linear algebra that the geometry modules share."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+def ordinary(
+    x: Float[Tensor, "*shape"], dtype: torch.dtype | None = None
+) -> Float[Tensor, "*shape"]:
+    """Copy ``x`` to a detached, contiguous tensor that is never an inference tensor."""
+    with torch.inference_mode(False):
+        return x.detach().to(dtype or x.dtype).clone(memory_format=torch.contiguous_format)
+
+
+def full_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype that ``dtype`` is computed in: float64 for itself, else float32."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def canonical_signs(basis: Float[Tensor, "*head d rank"]) -> Float[Tensor, "*head d rank"]:
+    """Flip columns so that the entry of largest magnitude in each is positive."""
+    peak = basis.gather(-2, basis.abs().argmax(-2, keepdim=True))
+    return torch.where(peak < 0, -basis, basis)
+
+
+def orthonormal_columns(matrix: Float[Tensor, "*head d rank"]) -> Float[Tensor, "*head d rank"]:
+    """Return an orthonormal basis of the columns' span, in float64 and canonical in sign."""
+    return canonical_signs(torch.linalg.qr(matrix.double())[0])
+
+
+def orthonormality_error(basis: Float[Tensor, "*head d rank"]) -> float:
+    """Return the largest absolute entry of ``Q^T Q - I``, computed in float64."""
+    basis = basis.double()
+    identity = torch.eye(basis.shape[-1], device=basis.device, dtype=basis.dtype)
+    return float((basis.mT @ basis - identity).abs().max())
+
+
+def significant(
+    values: Float[Tensor, "*head n"], size: int, dtype: torch.dtype
+) -> Bool[Tensor, "*head n"]:
+    """Mark the singular values above ``max * size * eps``, the usual numerical-rank threshold."""
+    floor = values.amax(-1, keepdim=True) * size * torch.finfo(dtype).eps
+    return values > floor
+
+
+def numerical_rank(matrix: Float[Tensor, "*head d k"]) -> int:
+    """Return the numerical rank of ``matrix`` at its own precision (the smallest over heads)."""
+    values = torch.linalg.svdvals(matrix.double())
+    kept = significant(values, max(matrix.shape[-2:]), full_dtype(matrix.dtype))
+    return int(kept.sum(-1).min())
