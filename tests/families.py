@@ -297,7 +297,7 @@ def tiny_tokens(
 ) -> Int[Tensor, "batch pos"]:
     """Seeded token ids, special ones (0 to 3) left out; ``model`` bounds the vocabulary."""
     config = getattr(model, "cfg", None) or getattr(model, "config", None)
-    d_vocab = getattr(config, "d_vocab", None) or getattr(config, "vocab_size", D_VOCAB)
+    d_vocab = getattr(config, "d_vocab", None) or getattr(config, "vocab_size", None) or D_VOCAB
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(4, d_vocab, (batch, pos), generator=generator)
 
