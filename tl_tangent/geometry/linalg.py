@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -51,3 +54,14 @@ def numerical_rank(matrix: Float[Tensor, "*head d k"]) -> int:
     values = torch.linalg.svdvals(matrix.double())
     kept = significant(values, max(matrix.shape[-2:]), full_dtype(matrix.dtype))
     return int(kept.sum(-1).min())
+
+
+@contextmanager
+def exact_math(device: torch.device) -> Iterator[None]:
+    """Compute without autograd, autocast or inference tensors, whatever surrounds the call."""
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+        torch.autocast(device.type, enabled=False),
+    ):
+        yield

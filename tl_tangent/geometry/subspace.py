@@ -292,7 +292,7 @@ class TangentSubspace:
         Raises:
             TangentValueError: if metadata or positions are not JSON-able.
         """
-        write_records(path, [self._to_record()], kind="TangentSubspace")
+        write_records(path, [self.to_record()], kind="TangentSubspace")
 
     @classmethod
     def load(
@@ -306,11 +306,12 @@ class TangentSubspace:
                 another model or width.
         """
         (record,) = read_records(path, kind="TangentSubspace")
-        subspace = cls._from_record(record, path)
-        subspace._check_fits(path, model, d)
+        subspace = cls.from_record(record, path)
+        subspace.check_fits(path, model, d)
         return subspace
 
-    def _to_record(self) -> Record:
+    def to_record(self) -> Record:
+        """Return the tensors and JSON-able fields that a file holds."""
         tensors = {name: getattr(self, name) for name in TENSORS}
         labels = {name: getattr(self, name) for name in LABELS}
         return Record(
@@ -319,14 +320,24 @@ class TangentSubspace:
         )
 
     @classmethod
-    def _from_record(cls, record: Record, path: str | os.PathLike[str]) -> TangentSubspace:
+    def from_record(cls, record: Record, path: str | os.PathLike[str]) -> TangentSubspace:
+        """Rebuild a subspace from what was read at ``path``.
+
+        Raises:
+            TangentFileError: if the parts do not make a valid subspace.
+        """
         values: dict[str, Any] = {**record.fields, **record.tensors}
         try:
             return cls(**values)
         except (TypeError, TangentValueError) as error:
             raise TangentFileError(f"{path} does not hold a valid subspace: {error}") from error
 
-    def _check_fits(self, path: object, model: str | None, d: int | None) -> None:
+    def check_fits(self, path: object, model: str | None, d: int | None) -> None:
+        """Refuse a subspace that was fitted on another model or width.
+
+        Raises:
+            TangentFileError: says what differs.
+        """
         if model is not None and self.model is not None and model != self.model:
             raise TangentFileError(f"{path} was fitted on model {self.model!r}, not on {model!r}")
         if d is not None and d != self.d:

@@ -1,0 +1,54 @@
+"""A uniform sample of rows from a stream, in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+class RowSample:
+    """The ``size`` rows with the lowest random priorities, which are a uniform sample.
+
+    Row ``i`` of the stream has the ``i``-th number drawn from the seed, so the sample does not
+    depend on how the stream was cut; shards with one seed favour the same row numbers.
+    """
+
+    def __init__(self, size: int, seed: int) -> None:
+        self._size = size
+        self._generator = torch.Generator().manual_seed(seed)
+        self._priorities = torch.empty(0, dtype=torch.float64)
+        self._rows: Tensor | None = None
+        self._groups: list[Hashable] = []
+
+    def update(self, rows: Float[Tensor, "row *head d"], group: Hashable = None) -> None:
+        """Offer ``rows`` of ``group`` to the sample."""
+        drawn = torch.rand(len(rows), generator=self._generator, dtype=torch.float64)
+        if len(self._priorities) == self._size:
+            promising = (drawn < self._priorities[-1]).nonzero().flatten()
+            rows, drawn = rows[promising.to(rows.device)], drawn[promising]
+        self._offer(rows, drawn, [group] * len(drawn))
+
+    def merge(self, other: RowSample) -> None:
+        """Offer the sampled rows of ``other`` with the priorities that they have."""
+        if other._rows is not None:
+            self._offer(other._rows, other._priorities, other._groups)
+
+    def _offer(self, rows: Tensor, priorities: Tensor, groups: list[Hashable]) -> None:
+        if not len(rows):
+            return
+        if self._rows is not None:
+            rows = torch.cat([self._rows, rows.to(self._rows)])
+        priorities = torch.cat([self._priorities, priorities])
+        groups = self._groups + groups
+        lowest = priorities.argsort(stable=True)[: self._size]
+        self._rows = rows[lowest.to(rows.device)]
+        self._priorities = priorities[lowest]
+        self._groups = [groups[i] for i in lowest.tolist()]
+
+    def rows(self) -> tuple[Float[Tensor, "row *head d"], list[Hashable]]:
+        """Return the sampled rows and the group of each."""
+        assert self._rows is not None
+        return self._rows, self._groups
