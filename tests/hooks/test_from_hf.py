@@ -245,8 +245,9 @@ def test_adapters_and_quantised_weights_are_refused():
     with pytest.raises(TangentValueError, match="q_proj.lora_A"):
         hooked_from_hf(hf)
     hf = families.hf_model("llama")
-    hf.config.quantization_config = {"quant_method": "gptq"}
-    with pytest.raises(TangentValueError, match="quantised"):
+    weight = hf.model.layers[1].mlp.up_proj.weight.to(torch.int8)
+    hf.model.layers[1].mlp.up_proj.weight = torch.nn.Parameter(weight, requires_grad=False)
+    with pytest.raises(TangentValueError, match="layers.1.mlp.up_proj.weight.*packed integer"):
         hooked_from_hf(hf)
 
 

@@ -101,13 +101,22 @@ def _family_of(hf_model: PreTrainedModel) -> Family:
             f"a {model_type} model must be a {family.architecture} to become a "
             f"HookedTransformer, this one is a {type(hf_model).__name__}."
         )
-    if getattr(config, "quantization_config", None):
-        raise TangentValueError(
-            "a quantised model cannot be turned into a HookedTransformer: its stored weights are "
-            "not the weights it computes with. Dequantise it first, or use TangentBridge."
-        )
+    _check_readable(hf_model)
     _check_unmodified(hf_model, family)
     return family
+
+
+def _check_readable(hf_model: PreTrainedModel) -> None:
+    """Refuse quantised or offloaded weights (a model dequantised on loading is welcome)."""
+    from transformer_lens.utilities.quantization import unreadable_weight_reason
+
+    for name, parameter in hf_model.named_parameters():
+        reason = unreadable_weight_reason(parameter)
+        if reason is not None:
+            raise TangentValueError(
+                f"{name} cannot be turned into a HookedTransformer's weight: {reason}. Load the "
+                "model dequantised and without offloading, or use TangentBridge."
+            )
 
 
 def _check_unmodified(hf_model: PreTrainedModel, family: Family) -> None:
