@@ -79,8 +79,9 @@ def hooked_from_hf(
             "fold_value_biases": fold_value_biases,
         },
     )
+    state = _process(_convert(hf_model, family, cfg), cfg, processing)
     model = model_class(cfg, tokenizer, move_to_device=False)
-    _load(model, _convert(hf_model, family, cfg), processing)
+    _load(model, state)
     model.move_model_modules_to_device()
     return model.eval()
 
@@ -219,7 +220,24 @@ def _attention_biases(hf_model: Any, cfg: Any) -> dict[str, Tensor]:
     return state
 
 
-def _load(model: Any, state: dict[str, Tensor], processing: dict[str, bool]) -> None:
+def _process(state: dict[str, Tensor], cfg: Any, processing: dict[str, bool]) -> dict[str, Tensor]:
+    """What ``load_and_process_state_dict`` does to the weights; sets the folded norm in ``cfg``.
+
+    That method then loads them name by name, which takes most of its time. Nothing asked for,
+    nothing done: TransformerLens would pass float64 through float32.
+    """
+    from transformer_lens.weight_processing import ProcessWeights
+
+    if any(processing.values()):
+        state = ProcessWeights.process_weights(state, cfg, **processing)
+    if not processing["fold_ln"]:
+        return state
+    cfg.normalization_type += "Pre"
+    folded = ("ln1", "ln2", "ln_final")
+    return {k: v for k, v in state.items() if k.split(".")[-2] not in folded}
+
+
+def _load(model: Any, state: dict[str, Tensor]) -> None:
     """Load ``state``, which must fit the model's parameters to the last name and shape."""
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     given = {"unembed.b_U": shapes["unembed.b_U"]} | {k: v.shape for k, v in state.items()}
@@ -230,7 +248,4 @@ def _load(model: Any, state: dict[str, Tensor], processing: dict[str, bool]) -> 
             f"{len(wrong)} weights do not fit the HookedTransformer ({shown}). Check the config "
             "overrides against the model."
         )
-    if any(processing.values()):
-        model.load_and_process_state_dict(state, **processing)
-    else:  # load_and_process_state_dict would round float64 to float32
-        model.load_state_dict(state, strict=False)
+    model.load_state_dict(state, strict=False)  # its buffers are its own

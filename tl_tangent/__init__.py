@@ -1,0 +1,68 @@
+"""Tangent-subspace hook points for TransformerLens."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from tl_tangent.errors import (
+    TangentError,
+    TangentFileError,
+    TangentImportError,
+    TangentKeyError,
+    TangentRuntimeError,
+    TangentValueError,
+)
+from tl_tangent.geometry import (
+    SubspaceFitter,
+    SubspaceSet,
+    TangentSubspace,
+    isoscore,
+    isoscore_from_covariance,
+    isoscore_star,
+)
+from tl_tangent.hooks.attach import ablating, attach, attached, detach, tangents
+from tl_tangent.hooks.fit import collect, fit_subspaces
+from tl_tangent.hooks.models import TangentBridge
+
+if TYPE_CHECKING:
+    from tl_tangent.hooks.models import TangentHookedTransformer
+
+try:
+    __version__ = version("tl-tangent")
+except PackageNotFoundError:  # a source tree that is not installed
+    __version__ = "0+unknown"
+
+__all__ = [
+    "SubspaceFitter",
+    "SubspaceSet",
+    "TangentBridge",
+    "TangentError",
+    "TangentFileError",
+    "TangentHookedTransformer",
+    "TangentImportError",
+    "TangentKeyError",
+    "TangentRuntimeError",
+    "TangentSubspace",
+    "TangentValueError",
+    "ablating",
+    "attach",
+    "attached",
+    "collect",
+    "detach",
+    "fit_subspaces",
+    "isoscore",
+    "isoscore_from_covariance",
+    "isoscore_star",
+    "tangents",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """``TangentHookedTransformer`` exists where TransformerLens has HookedTransformer."""
+    if name == "TangentHookedTransformer":
+        from tl_tangent.hooks import compat, models
+
+        compat.hooked_transformer_class()  # on TransformerLens 4: says what to install or use
+        return models.TangentHookedTransformer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,295 @@
+"""What is attached to a model: one ordered list of layers, and the model made to match it.
+
+Attaching, detaching and every context change that list and call :func:`reconcile`, which splices and
+un-splices hook points, lists the parts' names, holds flags and makes missing hook points. Nothing
+else touches the model, so leaving a context is reconciling with the list from before.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tl_tangent.errors import TangentRuntimeError, TangentValueError
+from tl_tangent.geometry import SubspaceSet, TangentSubspace
+from tl_tangent.hooks import compat, made
+from tl_tangent.hooks.chain import Parts
+from tl_tangent.hooks.flags import Flags
+from tl_tangent.hooks.positions import run_of_forward
+from tl_tangent.hooks.sites import PARTS, Site, expected_shape, find_sites, known_sites
+from tl_tangent.hooks.splice import Layer, RunBox, Stream, splice_in, splice_out
+
+_KEY = "_tangent_attachments"
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A layer at a site."""
+
+    site: Site
+    layer: Layer
+
+
+class Attachments:
+    """Everything tl_tangent keeps on one model, under one attribute."""
+
+    def __init__(self) -> None:
+        self.placed: list[Placed] = []
+        self.runs = RunBox()
+        self.flags = Flags()
+        self.streams: dict[str, Stream] = {}
+        self.made: set[str] = set()
+        self.inner_forward: Any = None
+
+    @property
+    def needs_runs(self) -> bool:
+        return any(entry.layer.needs_run for entry in self.placed)
+
+
+def attachments_of(model: Any) -> Attachments | None:
+    """The attachments of ``model``, or None where it has none."""
+    return model.__dict__.get(_KEY)
+
+
+def reconcile(model: Any, placed: Sequence[Placed]) -> None:
+    """Make ``model`` run exactly the layers in ``placed``; all of them, or none of the change."""
+    state = model.__dict__.setdefault(_KEY, Attachments())
+    before = state.placed
+    try:
+        _apply(model, state, list(placed))
+    except BaseException:
+        _apply(model, state, before)
+        raise
+    finally:
+        if not state.placed:
+            del model.__dict__[_KEY]
+
+
+def _apply(model: Any, state: Attachments, placed: list[Placed]) -> None:
+    state.flags.hold(model, {entry.site.gate for entry in placed if entry.site.gate})
+    names_changed = _splice_all(model, state, placed)
+    state.placed = placed
+    names_changed |= _unmake_unused(model, state)
+    _note_runs(model, state)
+    if names_changed:
+        compat.refresh_names(model)
+
+
+def _splice_all(model: Any, state: Attachments, placed: list[Placed]) -> bool:
+    """Give every hook point its layers, in order; returns whether names have changed."""
+    wanted: dict[int, list[Any]] = defaultdict(list)
+    points: dict[int, Site] = {}
+    for entry in [*state.placed, *placed]:
+        points[id(entry.site.hook_point)] = entry.site
+    for entry in placed:
+        wanted[id(entry.site.hook_point)].append(entry.layer)
+    changed = False
+    for key, site in points.items():
+        _set_layers(model, state, site, wanted[key])
+        changed |= _list_parts(site.hook_point, wanted[key])
+    return changed
+
+
+def _set_layers(model: Any, state: Attachments, site: Site, layers: list[Any]) -> None:
+    point: Any = site.hook_point
+    if _is_branch_only(model, site):
+        _set_stream_layers(model, state, site, layers)
+        return
+    splice_in(point, state.runs).layers = layers
+    splice_out(point)
+
+
+def _is_branch_only(model: Any, site: Site) -> bool:
+    """Whether the hook point feeds the MLP branch alone: a bridge's hook_resid_mid."""
+    if not compat.is_bridge(model) or site.layer is None:
+        return False
+    return model.hook_dict.get(f"blocks.{site.layer}.hook_resid_mid") is site.hook_point
+
+
+def _set_stream_layers(model: Any, state: Attachments, site: Site, layers: list[Any]) -> None:
+    block = f"blocks.{site.layer}"
+    stream = state.streams.setdefault(block, Stream(f"{block}.hook_resid_mid"))
+    stream.layers = layers
+    live = stream if layers else None
+    hooks = model.hook_dict
+    roles = {
+        "hook_resid_pre": "enters",
+        "hook_attn_out": "writes",
+        "hook_resid_mid": "witnesses",
+    }
+    for name, role in roles.items():
+        point = hooks[f"{block}.{name}"]
+        setattr(splice_in(point, state.runs), role, live)
+        splice_out(point)
+    if live is None:
+        del state.streams[block]
+
+
+def _list_parts(point: Any, layers: list[Any]) -> bool:
+    """Put the parts of the innermost attachment under their names; returns whether any changed."""
+    parts = [layer for layer in layers if isinstance(layer, Parts)]
+    wanted = parts[-1].points if parts else {}
+    changed = False
+    for name in PARTS:
+        if point._modules.get(name) is wanted.get(name):
+            continue
+        changed = True
+        if name in wanted:
+            point.add_module(name, wanted[name])
+        else:
+            del point._modules[name]
+    return changed
+
+
+def _unmake_unused(model: Any, state: Attachments) -> bool:
+    unused = state.made - {entry.site.name for entry in state.placed}
+    for name in unused:
+        made.unmake(model, name)
+    state.made -= unused
+    return bool(unused)
+
+
+def _note_runs(model: Any, state: Attachments) -> None:
+    """Let ``model.forward`` say which positions a pass is about, while anything needs to know."""
+    current = model.__dict__.get("forward")
+    noting = isinstance(current, functools.partial) and current.func is _forward_noting_run
+    if state.needs_runs and not noting:
+        state.inner_forward = current
+        model.__dict__["forward"] = functools.partial(_forward_noting_run, model)
+    elif not state.needs_runs and noting:
+        del model.__dict__["forward"]
+        if state.inner_forward is not None:
+            model.__dict__["forward"] = state.inner_forward
+        state.inner_forward = None
+
+
+def _forward_noting_run(model: Any, *args: Any, **kwargs: Any) -> Any:
+    state: Attachments = model.__dict__[_KEY]
+    inner = state.inner_forward or functools.partial(type(model).forward, model)
+    outer, state.runs.run = state.runs.run, run_of_forward(model, args, kwargs)
+    try:
+        return inner(*args, **kwargs)
+    finally:
+        state.runs.run = outer
+
+
+@contextmanager
+def temporarily(model: Any, placed: Iterable[Placed]) -> Iterator[None]:
+    """Place layers inside everything that is there; afterwards put back what was there before."""
+    state = attachments_of(model)
+    before = list(state.placed) if state else []
+    reconcile(model, [*before, *placed])
+    try:
+        yield
+    finally:
+        reconcile(model, before)
+
+
+def realised(model: Any, site: Site) -> Site:
+    """The site with its hook point, made first where the model has none."""
+    if site.hook_point is not None:
+        return site
+    state = model.__dict__.setdefault(_KEY, Attachments())
+    point = made.make(model, site.name)
+    state.made.add(site.name)
+    return Site(site.name, point)
+
+
+def names_of(model: Any, site: Site) -> list[str]:
+    """Every name of a site's hook point, the one it was asked for by first."""
+    aliases = [name for name, point in model.hook_dict.items() if point is site.hook_point]
+    return [site.name, *(name for name in aliases if name != site.name)]
+
+
+def place_parts(
+    model: Any, subspaces: Any, sites: Any = None, *, any_model: bool = False
+) -> list[Placed]:
+    """Layers that show the parts of ``subspaces`` at their sites."""
+    chosen = matched_subspaces(model, subspaces, sites, any_model=any_model)
+    return [Placed(realised(model, site), Parts(sub, site.name)) for site, sub in chosen]
+
+
+def matched_subspaces(
+    model: Any, subspaces: Any, sites: Any = None, *, any_model: bool = False
+) -> list[tuple[Site, TangentSubspace]]:
+    """Pair every subspace with its site in ``model``, restricted to ``sites`` where given.
+
+    Raises:
+        TangentKeyError: a site that the model or the set does not have.
+        TangentValueError: a subspace of another width or model, or two for one hook point.
+    """
+    given = as_subspace_set(subspaces)
+    found: dict[Any, tuple[Site, TangentSubspace]] = {}
+    for name, subspace in given.items():
+        (site,) = find_sites(model, [name])
+        check_fits(model, site, subspace, any_model=any_model)
+        key = site.name if site.hook_point is None else id(site.hook_point)
+        if key in found:
+            raise TangentValueError(
+                f"{found[key][0].name} and {name} are two names of one hook point, and each has a "
+                "subspace. Give one of them."
+            )
+        found[key] = (site, subspace)
+    if sites is None:
+        return list(found.values())
+    asked = find_sites(model, sites)
+    keys = [site.name if site.hook_point is None else id(site.hook_point) for site in asked]
+    for key, site in zip(keys, asked, strict=True):
+        if key not in found:
+            given[site.name]  # raises the error that lists what the set does have
+    return [found[key] for key in keys]
+
+
+def as_subspace_set(subspaces: Any) -> SubspaceSet:
+    """A SubspaceSet from one, a mapping, or an iterable of subspaces that know their site."""
+    if isinstance(subspaces, SubspaceSet):
+        return subspaces
+    if isinstance(subspaces, TangentSubspace):
+        return SubspaceSet([subspaces])
+    return SubspaceSet(subspaces)
+
+
+def check_fits(model: Any, site: Site, subspace: TangentSubspace, *, any_model: bool) -> None:
+    """Refuse a subspace of another width, of other heads, or fitted on a model of another name."""
+    heads, width = expected_shape(model, site)
+    if width is not None and subspace.d != width:
+        raise TangentValueError(
+            f"the subspace for {site.name} is {subspace.d} wide and the site of this model {width}. "
+            "Fit it on this model."
+        )
+    if subspace.heads is not None and heads is not None and subspace.heads != heads:
+        raise TangentValueError(
+            f"the subspace for {site.name} has {subspace.heads} heads and the site {heads}."
+        )
+    name = getattr(model.cfg, "model_name", None)
+    if not any_model and subspace.model is not None and name not in (None, subspace.model):
+        raise TangentValueError(
+            f"the subspace for {site.name} was fitted on {subspace.model!r} and this model is "
+            f"{name!r}. If that is meant, pass any_model=True."
+        )
+
+
+def check_in_place(model: Any, placed: Iterable[Placed]) -> None:
+    """Refuse to leave quietly when somebody has taken a spliced hook point out of the model.
+
+    Raises:
+        TangentRuntimeError: the hook point of a site is no longer part of the model.
+    """
+    known = known_sites(model)
+    for entry in placed:
+        if known.get(entry.site.name) is not entry.site.hook_point:
+            raise TangentRuntimeError(
+                f"{entry.site.name} was spliced and has since been replaced in the model"
+                f"{_by_whom(model, entry.site.name)}, so the splice no longer acts. Detach first."
+            )
+
+
+def _by_whom(model: Any, name: str) -> str:
+    try:
+        return f" by a {type(model.get_submodule(name)).__name__}"
+    except AttributeError:
+        return ""

@@ -1,0 +1,187 @@
+"""Everything that differs between TransformerLens 3.9 (HookedTransformer) and 4.x (bridge only).
+
+No other module of the package imports TransformerLens names that differ between the two lines.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformer_lens.hook_points import HookPoint
+from transformer_lens.HookedRootModule import HookedRootModule
+
+from tl_tangent.errors import TangentImportError
+
+SUPPORTED_RANGE = ">=3.9,<5"
+GATED_HOOKS = {
+    "hook_result": "use_attn_result",
+    "hook_q_input": "use_split_qkv_input",
+    "hook_k_input": "use_split_qkv_input",
+    "hook_v_input": "use_split_qkv_input",
+    "hook_attn_in": "use_attn_in",
+    "hook_mlp_in": "use_hook_mlp_in",
+}
+
+try:
+    from transformer_lens.conversion_utils.conversion_steps.base_tensor_conversion import (
+        BaseTensorConversion,
+    )
+    from transformer_lens.model_bridge import TransformerBridge
+except ImportError as error:  # pragma: no cover - needs an unsupported version
+    raise TangentImportError(
+        f"transformer-lens {importlib.metadata.version('transformer-lens')} is outside the "
+        f"supported range {SUPPORTED_RANGE}: {error}. Install one that is inside it."
+    ) from error
+
+
+@functools.cache
+def has_hooked_transformer() -> bool:
+    """Whether this TransformerLens still has ``HookedTransformer`` (it was removed in 4.0)."""
+    major = int(importlib.metadata.version("transformer-lens").split(".")[0])
+    return major < 4
+
+
+def hooked_transformer_class() -> type:
+    """``HookedTransformer``, or a TangentImportError that says how to get it or do without."""
+    if not has_hooked_transformer():
+        raise TangentImportError(
+            f"HookedTransformer was removed in TransformerLens 4.0 (installed: "
+            f"{importlib.metadata.version('transformer-lens')}). Either install the extra "
+            "'tl-tangent[hooked]', which brings transformer-lens<4, or use "
+            "tl_tangent.TangentBridge, which offers the same methods here."
+        )
+    from transformer_lens import HookedTransformer
+
+    return HookedTransformer
+
+
+def is_bridge(model: nn.Module) -> bool:
+    return isinstance(model, TransformerBridge)
+
+
+def is_hooked(model: nn.Module) -> bool:
+    """Whether ``model`` has TransformerLens hook points that can be spliced."""
+    return isinstance(model, (HookedRootModule, TransformerBridge))
+
+
+def attention_mask_of_tokens(
+    model: Any, tokens: Tensor, prepend_bos: bool | None, padding_side: str | None
+) -> Tensor | None:
+    """TransformerLens' own guess of the real tokens; None without a tokenizer or a pad token."""
+    from transformer_lens.utilities import get_attention_mask
+
+    tokenizer = getattr(model, "tokenizer", None)
+    if tokenizer is None or tokenizer.pad_token_id is None:
+        return None
+    if prepend_bos is None:
+        prepend_bos = bool(getattr(model.cfg, "default_prepend_bos", True))
+    return get_attention_mask(tokenizer, tokens, prepend_bos, padding_side)
+
+
+class HeadsKept(BaseTensorConversion):
+    """The identity, on a hook point whose tensors are [batch, pos, head, ...].
+
+    A bridge reads ``splits_attention_heads`` to find the axis that ``pos_slice`` applies to.
+    """
+
+    splits_attention_heads = True
+
+    def handle_conversion(self, input_value: Tensor, *full_context: Any) -> Tensor:
+        return input_value
+
+    def revert(self, input_value: Tensor, *full_context: Any) -> Tensor:
+        return input_value
+
+
+class PartNames(dict):
+    """A bridge's hook registry that lists the parts of a spliced hook point beside it.
+
+    ``TransformerBridge.hook_dict`` copies the registry and adds the aliases to the copy, so parts
+    appear under every name that their site has, and still do after ``enable_compatibility_mode``
+    has rebuilt the registry.
+    """
+
+    def __setitem__(self, name: str, hook_point: HookPoint) -> None:
+        super().__setitem__(name, hook_point)
+        for part, child in hook_point.named_children():
+            if isinstance(child, HookPoint):
+                child.name = f"{hook_point.name}.{part}"
+                super().__setitem__(f"{name}.{part}", child)
+
+    def copy(self) -> PartNames:
+        return PartNames(self)
+
+
+def refresh_names(model: Any) -> None:
+    """Make ``hook_dict`` list exactly the hook points that the model has now."""
+    if not is_bridge(model):
+        model.setup()
+        return
+    present = PartNames()
+    owners = {id(child) for hp in model._hook_registry.values() for child in hp.children()}
+    for name, hook_point in model._hook_registry.items():
+        if not _is_part(name) or id(hook_point) in owners:
+            present[name] = hook_point
+    model._hook_registry = present if owners else dict(present)
+
+
+def _is_part(name: str) -> bool:
+    return name.rpartition(".")[2] in ("hook_coords", "hook_tangent", "hook_normal")
+
+
+def never_fires(model: Any, hook_point: HookPoint) -> bool:
+    """Whether a bridge lists this hook point for a component that wraps nothing (BERT's MLP)."""
+    if not is_bridge(model) or hook_point.name is None or "." not in hook_point.name:
+        return False
+    try:
+        owner: Any = model.get_submodule(hook_point.name.rpartition(".")[0])
+    except AttributeError:
+        return False
+    return hasattr(type(owner), "original_component") and owner.original_component is None
+
+
+def set_flag(model: Any, flag: str, value: bool) -> None:
+    """Call the class's own ``set_<flag>``, past any override on the instance."""
+    getattr(type(model), f"set_{flag}")(model, value)
+
+
+def past_length(past: Any) -> int:
+    """Number of positions already in a TransformerLens or Hugging Face key-value cache."""
+    if past is None:
+        return 0
+    if hasattr(past, "get_seq_length"):
+        return int(past.get_seq_length())
+    first = past[0]
+    keys = first.past_keys if hasattr(first, "past_keys") else first[0]
+    axis = 1 if hasattr(first, "past_keys") else -2
+    return int(keys.shape[axis])
+
+
+def past_mask(past: Any) -> Tensor | None:
+    """The attention mask that a TransformerLens key-value cache remembers, if any."""
+    return getattr(past, "previous_attention_mask", None)
+
+
+def forward_ad_active() -> bool:
+    """Whether forward-mode differentiation or a functorch transform is running."""
+    return (
+        torch.autograd.forward_ad._current_level >= 0
+        or torch._C._functorch.maybe_current_level() is not None
+    )
+
+
+def bridge_from_hf(hf_model: Any, tokenizer: Any, **kwargs: Any) -> TransformerBridge:
+    """A bridge around a Hugging Face model in memory, by its own architecture name."""
+    from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
+
+    if getattr(hf_model.config, "_attn_implementation", "eager") != "eager":
+        hf_model.set_attn_implementation("eager")
+    architecture = (hf_model.config.architectures or [type(hf_model).__name__])[0]
+    kwargs.setdefault("dtype", hf_model.dtype)
+    return build_bridge_from_module(
+        hf_model, architecture, hf_config=hf_model.config, tokenizer=tokenizer, **kwargs
+    )
