@@ -109,6 +109,23 @@ def test_the_huggingface_model_is_left_as_it_was(family):
 
 @needs_hooked
 @pytest.mark.parametrize("family", FAMILIES)
+def test_weights_are_those_of_load_and_process_state_dict(family):
+    from transformer_lens import HookedTransformer
+
+    hf = families.hf_model(family)
+    raw, processed = _quietly(hf, **RAW), _quietly(hf)
+    reference = HookedTransformer(raw.cfg)
+    allowed = loading._allowed_processing(raw.cfg, dict.fromkeys(RAW, True))
+    reference.load_and_process_state_dict(raw.state_dict(), **allowed)
+    expected = reference.state_dict()
+    # to rounding: the weights lie differently in memory when they are processed
+    torch.testing.assert_close(dict(processed.state_dict()), dict(expected), atol=1e-6, rtol=0)
+    assert processed.cfg.normalization_type == reference.cfg.normalization_type
+    assert processed.hook_dict.keys() == reference.hook_dict.keys()
+
+
+@needs_hooked
+@pytest.mark.parametrize("family", FAMILIES)
 def test_generation_with_a_tokenizer_from_a_folder(family, tmp_path):
     hf = families.hf_model(family)
     model = _quietly(hf, families.tiny_tokenizer(tmp_path))
@@ -152,9 +169,9 @@ def test_config_overrides():
     hf = families.hf_model("gpt2")
     model = hooked_from_hf(hf, n_ctx=16, n_layers=1, default_prepend_bos=False)
     assert (model.cfg.n_ctx, len(model.blocks), model.cfg.default_prepend_bos) == (16, 1, False)
-    with pytest.raises(TangentValueError, match="no field 'n_contexts'. Close: n_ctx"):
+    with pytest.raises(TangentValueError, match=r"no field 'n_contexts'. Close: n_ctx"):
         hooked_from_hf(hf, n_contexts=16)
-    with pytest.raises(TangentValueError, match="pos_embed.W_pos"):
+    with pytest.raises(TangentValueError, match=r"pos_embed.W_pos"):
         hooked_from_hf(hf, n_ctx=64)
 
 
@@ -229,12 +246,12 @@ def test_what_cannot_be_represented_is_refused_by_name(family, settings, message
 
 @needs_hooked
 def test_unsupported_models_are_refused():
-    with pytest.raises(TangentValueError, match="'bert'.*Supported: bloom, gemma2.*TangentBridge"):
+    with pytest.raises(TangentValueError, match=r"'bert'.*Supported: bloom, gemma2.*TangentBridge"):
         hooked_from_hf(families.hf_model("bert"))
     headless = families.hf_model("llama").model
-    with pytest.raises(TangentValueError, match="must be a LlamaForCausalLM.*is a LlamaModel"):
+    with pytest.raises(TangentValueError, match=r"must be a LlamaForCausalLM.*is a LlamaModel"):
         hooked_from_hf(headless)
-    with pytest.raises(TangentValueError, match="model_type None"):
+    with pytest.raises(TangentValueError, match=r"model_type None"):
         hooked_from_hf(torch.nn.Linear(2, 2))
 
 
@@ -242,12 +259,12 @@ def test_unsupported_models_are_refused():
 def test_adapters_and_quantised_weights_are_refused():
     hf = families.hf_model("llama")
     hf.model.layers[0].self_attn.q_proj.lora_A = torch.nn.Linear(32, 2, bias=False)
-    with pytest.raises(TangentValueError, match="q_proj.lora_A"):
+    with pytest.raises(TangentValueError, match=r"q_proj.lora_A"):
         hooked_from_hf(hf)
     hf = families.hf_model("llama")
     weight = hf.model.layers[1].mlp.up_proj.weight.to(torch.int8)
     hf.model.layers[1].mlp.up_proj.weight = torch.nn.Parameter(weight, requires_grad=False)
-    with pytest.raises(TangentValueError, match="layers.1.mlp.up_proj.weight.*packed integer"):
+    with pytest.raises(TangentValueError, match=r"layers.1.mlp.up_proj.weight.*packed integer"):
         hooked_from_hf(hf)
 
 
@@ -255,11 +272,11 @@ def test_adapters_and_quantised_weights_are_refused():
 def test_a_tokenizer_without_a_folder_is_refused(tmp_path):
     core = families.tiny_tokenizer(tmp_path).backend_tokenizer
     in_memory = transformers.PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<bos>")
-    with pytest.raises(TangentValueError, match="save_pretrained"):
+    with pytest.raises(TangentValueError, match=r"save_pretrained"):
         hooked_from_hf(families.hf_model("gpt2"), in_memory)
 
 
 @pytest.mark.skipif(families.HAS_HOOKED_TRANSFORMER, reason="transformer-lens<4 has the class")
 def test_transformer_lens_4_says_what_to_install():
-    with pytest.raises(TangentImportError, match="hooked.*TangentBridge"):
+    with pytest.raises(TangentImportError, match=r"hooked.*TangentBridge"):
         hooked_from_hf(families.hf_model("gpt2"))

@@ -201,6 +201,7 @@ def _convert(hf_model: PreTrainedModel, family: Family, cfg: Any) -> dict[str, T
     state = getattr(weight_conversions, family.converter)(hf_model, cfg)
     if family.optional_attention_bias and hf_model.config.attention_bias:
         state.update(_attention_biases(hf_model, cfg))
+    state.setdefault("unembed.b_U", torch.zeros(cfg.d_vocab))  # folding may write to it
     if cfg.positional_embedding_type == "alibi":  # HookedTransformer keeps a table it never reads
         state["pos_embed.W_pos"] = torch.zeros(cfg.n_ctx, cfg.d_model)
     device = next(hf_model.parameters()).device
@@ -240,7 +241,7 @@ def _process(state: dict[str, Tensor], cfg: Any, processing: dict[str, bool]) ->
 def _load(model: Any, state: dict[str, Tensor]) -> None:
     """Load ``state``, which must fit the model's parameters to the last name and shape."""
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-    given = {"unembed.b_U": shapes["unembed.b_U"]} | {k: v.shape for k, v in state.items()}
+    given = {k: v.shape for k, v in state.items()}
     wrong = sorted(k for k in shapes.keys() | given.keys() if shapes.get(k) != given.get(k))
     if wrong:
         shown = "; ".join(f"{k}: {given.get(k)} for {shapes.get(k)}" for k in wrong[:3])
