@@ -6,6 +6,7 @@ from the first real token. Padding is never selected.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -175,7 +176,7 @@ def _checked_mask(mask: Tensor) -> Tensor:
 
 def _checked_list(positions: Any) -> list[int]:
     try:
-        found = [int(p) for p in positions]
+        found = [operator.index(p) for p in positions]
     except (TypeError, ValueError):
         raise TangentValueError(_ACCEPTED.format(positions)) from None
     if not found:
@@ -200,7 +201,7 @@ def run_of_forward(model: Any, args: tuple, kwargs: dict[str, Any]) -> Run:
     offset = compat.past_length(past)
     tokens = _tokens(model, given, kwargs)
     mask = kwargs.get("attention_mask", kwargs.get("one_zero_attention_mask"))
-    if mask is None and tokens is not None and offset == 0:
+    if mask is None and tokens is not None and not tokens.is_floating_point() and offset == 0:
         mask = compat.attention_mask_of_tokens(
             model, tokens, kwargs.get("prepend_bos"), kwargs.get("padding_side")
         )
@@ -209,7 +210,7 @@ def run_of_forward(model: Any, args: tuple, kwargs: dict[str, Any]) -> Run:
 
 
 def _tokens(model: Any, given: Any, kwargs: dict[str, Any]) -> Tensor | None:
-    """Token ids [batch, pos] of a call; floating tensors only lend their shape."""
+    """Token ids [batch, pos] of a call; residuals without their tokens only lend their shape."""
     if isinstance(given, (str, list)):
         options = {k: kwargs[k] for k in ("prepend_bos", "padding_side") if kwargs.get(k)}
         if kwargs.get("prepend_bos") is False:
@@ -218,7 +219,8 @@ def _tokens(model: Any, given: Any, kwargs: dict[str, Any]) -> Tensor | None:
     if not isinstance(given, Tensor):
         return None
     if given.is_floating_point():
-        return given.new_empty(given.shape[:2])
+        tokens = kwargs.get("tokens")
+        return given.new_empty(given.shape[:2]) if tokens is None else tokens
     return given if given.ndim == 2 else given[None]
 
 
