@@ -1,0 +1,110 @@
+"""A folder that holds one run: its configuration, what is finished, and its results.
+
+Whatever is written here appears whole or not at all, and a finished piece is on disk at once, so
+that a run that was stopped goes on where it stood when it is started again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tl_tangent.errors import TangentFileError, TangentValueError
+
+CONFIGURATION = "configuration.json"
+PIECES = "finished.jsonl"
+
+
+class RunFolder:
+    """The folder of one configuration.
+
+    Args:
+        path: the folder; made where it is missing.
+        configuration: JSON-able values that decide what is computed.
+
+    Raises:
+        TangentValueError: the folder holds a run of another configuration.
+        TangentFileError: the folder can't be written, or what it holds can't be read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], configuration: Mapping[str, Any]) -> None:
+        self.path = Path(path)
+        wanted = json.loads(json.dumps(configuration))
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._settle(wanted)
+        except OSError as error:
+            raise TangentFileError(
+                f"{self.path} can't be used as a folder of results ({error.strerror or error}); "
+                "name another one"
+            ) from error
+
+    def _settle(self, wanted: dict[str, Any]) -> None:
+        file = self.path / CONFIGURATION
+        if not file.exists():
+            self.write_text(CONFIGURATION, json.dumps(wanted, indent=2) + "\n")
+            return
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise TangentFileError(f"{file} is not JSON ({error}); name another folder") from error
+        changed = differences(found, wanted)
+        if changed:
+            raise TangentValueError(
+                f"{self.path} holds a run of another configuration: {'; '.join(changed)}. Name "
+                "another folder, or delete this one."
+            )
+
+    def finished(self) -> list[dict[str, Any]]:
+        """Return the pieces that are finished; one that was cut off while it was written is not."""
+        file = self.path / PIECES
+        if not file.exists():
+            return []
+        lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def finish(self, piece: Mapping[str, Any]) -> None:
+        """Put one finished piece on disk."""
+        file = self.path / PIECES
+        with file.open("a+b") as stream:
+            _end_line(stream)
+            stream.write(json.dumps(dict(piece)).encode() + b"\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def write_text(self, name: str, text: str) -> Path:
+        """Write one text file in one step."""
+        return self.write(name, lambda path: path.write_text(text, encoding="utf-8"))
+
+    def write(self, name: str, writer: Callable[[Path], Any]) -> Path:
+        """Let ``writer`` write a temporary file, which then takes the place of ``name``."""
+        target = self.path / name
+        scratch = target.with_name(f".{uuid.uuid4().hex}.{name}")
+        try:
+            writer(scratch)
+            os.replace(scratch, target)
+        finally:
+            scratch.unlink(missing_ok=True)
+        return target
+
+
+def _end_line(stream: Any) -> None:
+    """Cut off what an interrupted write has left behind the last whole line."""
+    stream.seek(0)
+    whole = stream.read().rfind(b"\n") + 1
+    stream.truncate(whole)
+    stream.seek(whole)
+
+
+def differences(found: Any, wanted: Any, name: str = "") -> list[str]:
+    """Name every value in which two nested configurations differ."""
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        keys = list(dict.fromkeys([*wanted, *found]))
+        dotted = [(f"{name}.{key}" if name else key, key) for key in keys]
+        nested = [differences(found.get(key), wanted.get(key), path) for path, key in dotted]
+        return [change for changes in nested for change in changes]
+    return [] if found == wanted else [f"{name} was {found!r} and is now {wanted!r}"]

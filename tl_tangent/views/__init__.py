@@ -1,0 +1,1 @@
+"""What results look like: printed tables and figures."""
