@@ -66,10 +66,10 @@ def tangent_sites(model: Any) -> list[str]:
         "blocks.*.mlp.hook_pre",
         "blocks.*.mlp.hook_post",
     ]
-    return [leaf for leaf in leaves if _has(model, leaf)]
+    return [leaf for leaf in leaves if has_site(model, leaf)]
 
 
-def _has(model: Any, pattern: str) -> bool:
+def has_site(model: Any, pattern: str) -> bool:
     from tl_tangent.hooks.sites import find_sites
 
     try:

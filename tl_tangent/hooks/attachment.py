@@ -11,7 +11,7 @@ import functools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tl_tangent.errors import TangentRuntimeError, TangentValueError
@@ -42,7 +42,7 @@ class Attachments:
         self.runs = RunBox()
         self.flags = Flags()
         self.streams: dict[str, Stream] = {}
-        self.made: set[str] = set()
+        self.made: dict[str, bool] = {}  # hook points made for a site, and whether they are listed
         self.inner_forward: Any = None
 
     @property
@@ -81,33 +81,30 @@ def _apply(model: Any, state: Attachments, placed: list[Placed]) -> None:
 
 def _splice_all(model: Any, state: Attachments, placed: list[Placed]) -> bool:
     """Give every hook point its layers, in order; returns whether names have changed."""
-    wanted: dict[int, list[Any]] = defaultdict(list)
-    points: dict[int, Site] = {}
-    for entry in [*state.placed, *placed]:
-        points[id(entry.site.hook_point)] = entry.site
+    layers: dict[Any, list[Any]] = defaultdict(list)
+    parts: dict[Any, list[Parts]] = defaultdict(list)
     for entry in placed:
-        wanted[id(entry.site.hook_point)].append(entry.layer)
-    changed = False
-    for key, site in points.items():
-        _set_layers(model, state, site, wanted[key])
-        changed |= _list_parts(site.hook_point, wanted[key])
-    return changed
+        point = id(entry.site.hook_point)
+        layers[point, entry.site.stream].append(entry.layer)
+        if isinstance(entry.layer, Parts):
+            parts[point].append(entry.layer)
+    sites = {
+        (id(entry.site.hook_point), entry.site.stream): entry.site
+        for entry in [*state.placed, *placed]
+    }
+    for key, site in sites.items():
+        _set_layers(model, state, site, layers[key])
+    points = {id(site.hook_point): site.hook_point for site in sites.values()}
+    return any([_list_parts(point, parts[key]) for key, point in points.items()])
 
 
 def _set_layers(model: Any, state: Attachments, site: Site, layers: list[Any]) -> None:
     point: Any = site.hook_point
-    if _is_branch_only(model, site):
+    if site.stream:
         _set_stream_layers(model, state, site, layers)
         return
     splice_in(point, state.runs).layers = layers
     splice_out(point)
-
-
-def _is_branch_only(model: Any, site: Site) -> bool:
-    """Whether the hook point feeds the MLP branch alone: a bridge's hook_resid_mid."""
-    if not compat.is_bridge(model) or site.layer is None:
-        return False
-    return model.hook_dict.get(f"blocks.{site.layer}.hook_resid_mid") is site.hook_point
 
 
 def _set_stream_layers(model: Any, state: Attachments, site: Site, layers: list[Any]) -> None:
@@ -129,9 +126,8 @@ def _set_stream_layers(model: Any, state: Attachments, site: Site, layers: list[
         del state.streams[block]
 
 
-def _list_parts(point: Any, layers: list[Any]) -> bool:
+def _list_parts(point: Any, parts: list[Parts]) -> bool:
     """Put the parts of the innermost attachment under their names; returns whether any changed."""
-    parts = [layer for layer in layers if isinstance(layer, Parts)]
     wanted = parts[-1].points if parts else {}
     changed = False
     for name in PARTS:
@@ -146,11 +142,14 @@ def _list_parts(point: Any, layers: list[Any]) -> bool:
 
 
 def _unmake_unused(model: Any, state: Attachments) -> bool:
-    unused = state.made - {entry.site.name for entry in state.placed}
+    """Remove made hook points that no layer needs; returns whether names have changed."""
+    unused = state.made.keys() - {entry.site.name for entry in state.placed}
     for name in unused:
         made.unmake(model, name)
-    state.made -= unused
-    return bool(unused)
+        del state.made[name]
+    unlisted = [name for name, listed in state.made.items() if not listed]
+    state.made.update(dict.fromkeys(unlisted, True))
+    return bool(unused or unlisted)
 
 
 def _note_runs(model: Any, state: Attachments) -> None:
@@ -195,8 +194,8 @@ def realised(model: Any, site: Site) -> Site:
         return site
     state = model.__dict__.setdefault(_KEY, Attachments())
     point = made.make(model, site.name)
-    state.made.add(site.name)
-    return Site(site.name, point)
+    state.made.setdefault(site.name, False)
+    return replace(site, hook_point=point)
 
 
 def names_of(model: Any, site: Site) -> list[str]:

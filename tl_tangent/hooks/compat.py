@@ -134,14 +134,15 @@ def _is_part(name: str) -> bool:
 
 
 def never_fires(model: Any, hook_point: HookPoint) -> bool:
-    """Whether a bridge lists this hook point for a component that wraps nothing (BERT's MLP)."""
-    if not is_bridge(model) or hook_point.name is None or "." not in hook_point.name:
+    """Whether a bridge lists this hook point but never reaches it.
+
+    TransformerLens 3.9 lists ``mlp.hook_in`` and ``mlp.hook_out`` of a block that has no MLP module
+    of its own (BERT's), and calls only the linear layers inside; 4.x calls them.
+    """
+    name = hook_point.name or ""
+    if not has_hooked_transformer() or not is_bridge(model) or ".mlp.hook_" not in name:
         return False
-    try:
-        owner: Any = model.get_submodule(hook_point.name.rpartition(".")[0])
-    except AttributeError:
-        return False
-    return hasattr(type(owner), "original_component") and owner.original_component is None
+    return getattr(model.get_submodule(name.rpartition(".")[0]), "name", "") is None
 
 
 def set_flag(model: Any, flag: str, value: bool) -> None:

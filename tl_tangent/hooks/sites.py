@@ -62,10 +62,13 @@ class Site:
         name: the name it was asked for by.
         hook_point: the hook point itself; None for one that has to be made first
             (``attn.hook_in`` and ``mlp.hook_in`` of a HookedTransformer).
+        stream: whether it is asked for as the residual stream itself where the hook point feeds a
+            branch alone: a bridge's ``hook_resid_mid``.
     """
 
     name: str
     hook_point: HookPoint | None
+    stream: bool = False
 
     @property
     def layer(self) -> int | None:
@@ -98,8 +101,17 @@ def find_sites(model: Any, sites: Sites) -> list[Site]:
     unique: dict[Any, Site] = {}
     for name in names:
         hook_point = known[name]
-        unique.setdefault(name if hook_point is None else id(hook_point), Site(name, hook_point))
+        site = Site(name, hook_point, _is_stream(model, known, name))
+        unique.setdefault(name if hook_point is None else id(hook_point), site)
     return list(unique.values())
+
+
+def _is_stream(model: Any, known: dict[str, HookPoint | None], name: str) -> bool:
+    """On a bridge: is this the hook point of resid_mid, and not asked for as the MLP's own input?"""
+    block = re.match(r"blocks\.\d+\.", name)
+    if block is None or not compat.is_bridge(model) or is_made(name):
+        return False
+    return known.get(f"{block.group()}hook_resid_mid") is known[name]
 
 
 def _matches(model: Any, known: dict[str, HookPoint | None], pattern: str) -> Iterator[str]:
