@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-NOISE_FACTOR = 4.0
+NOISE_FACTOR = 2.0
 TINY_SHIFT = 1e-200
 
 

@@ -119,13 +119,14 @@ class Moments:
         self._gram.absorb(other._gram)
         gaps = []
         for key, theirs in other._groups.items():
-            added = GroupMean(theirs.shift.to(self.device), theirs.total.to(self.device), theirs.n)
+            empty = torch.zeros_like(theirs.total, device=self.device)
+            added = GroupMean(theirs.mean().to(self.device), empty, theirs.n)
             own = self._groups.get(key)
             if own is not None:
                 share = added.n / (own.n + added.n)
                 gap = added.mean() - own.mean()
                 gaps.append(gap * (share * own.n) ** 0.5)
-                added = GroupMean(own.mean() + share * gap, own.total * 0, own.n + added.n)
+                added = GroupMean(own.mean() + share * gap, empty, own.n + added.n)
             self._groups[key] = added
         if gaps:
             self._gram.add(torch.stack(gaps, -2))
