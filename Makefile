@@ -20,9 +20,10 @@ BIN := $(VENV)/bin
 BIN_NEWEST := $(VENV_NEWEST)/bin
 PINS := requirements/pinned.txt requirements/embedded.txt
 NEWEST := requirements/newest.txt requirements/embedded.txt
-# Two workers with one thread each: torch's own threads would fight over the cores.
+# Two workers of one thread each (torch's threads would fight over the cores), a file to a worker
+# (fixtures are built once a file).
 TEST_ENV := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1
-PYTEST := -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+PYTEST := -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 .PHONY: help setup setup-newest demo test test-newest lint benchmark pins clean
 

@@ -17,6 +17,7 @@ PROBE = """
 import json, sys, time
 start = time.perf_counter()
 import transformer_lens
+from transformer_lens.model_bridge import TransformerBridge  # TransformerLens 4 imports it lazily
 host, before = time.perf_counter() - start, set(sys.modules)
 start = time.perf_counter()
 import tl_tangent

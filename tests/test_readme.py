@@ -1,11 +1,12 @@
 """The first snippet of the README runs as it stands."""
 
 import re
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import transformer_lens
+from packaging.version import Version
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 
@@ -26,7 +27,7 @@ def test_the_first_snippet_is_short():
 @pytest.mark.hooked
 @pytest.mark.slow
 @pytest.mark.skipif(
-    not hasattr(transformer_lens, "HookedTransformer"),
+    Version(version("transformer-lens")) >= Version("4"),
     reason="the snippet needs HookedTransformer, that is TransformerLens 3.x",
 )
 @pytest.mark.skipif(
