@@ -129,6 +129,15 @@ class TestStatistics:
         assert relative(covariance, torch.cov(x.double().T)) < 1e-6
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_fit_on_a_gpu_is_the_fit_on_the_cpu() -> None:
+    x = cloud()
+    on_gpu = fitted(x.cuda()).fit(3)
+    assert on_gpu.basis.is_cuda
+    assert on_gpu.principal_angles(fitted(x).fit(3)).max() < 1e-3
+    torch.testing.assert_close(on_gpu.tangent(x), fitted(x).fit(3).tangent(x), rtol=1e-3, atol=1)
+
+
 class TestHeads:
     def test_each_head_is_fitted_alone(self) -> None:
         x = randn(600, HEADS, D).mul(torch.arange(1, D + 1)).float() + randn(HEADS, D).float()

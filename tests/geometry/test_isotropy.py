@@ -131,6 +131,16 @@ class TestIsoScore:
             assert float(isoscore(x.to(dtype))) == pytest.approx(expected, abs=1e-4)
             assert float(effective_rank(torch.eye(4).to(dtype))) == pytest.approx(4, abs=1e-3)
 
+    def test_tiny_gradients_in_float32(self) -> None:
+        x = randn(50, 8) * torch.arange(1, 9)
+        tiny = (1e-15 * x).float()  # fourth powers are below the range of float32
+        assert float(isoscore(tiny)) == pytest.approx(float(isoscore(x)), abs=1e-6)
+        assert float(isoscore_star(tiny)) == pytest.approx(float(isoscore_star(x)), abs=1e-6)
+        covariance = torch.cov(tiny.T)
+        assert float(isoscore_from_covariance(covariance)) == pytest.approx(
+            float(isoscore(x)), abs=1e-4
+        )
+
     @pytest.mark.parametrize(
         "cloud",
         [

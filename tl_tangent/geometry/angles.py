@@ -10,7 +10,7 @@ from tl_tangent.geometry.linalg import orthonormal_columns
 
 
 def principal_angles(
-    first: Float[Tensor, "*head d rank"], second: Float[Tensor, "*#head d other_rank"]
+    first: Float[Tensor, "*#head d rank"], second: Float[Tensor, "*#head d other_rank"]
 ) -> Float[Tensor, "*shape angle"]:
     """Return the ``min(rank, other_rank)`` principal angles in radians, ascending, in float64.
 
@@ -27,7 +27,7 @@ def principal_angles(
 
 
 def overlap(
-    first: Float[Tensor, "*head d rank"], second: Float[Tensor, "*#head d other_rank"]
+    first: Float[Tensor, "*#head d rank"], second: Float[Tensor, "*#head d other_rank"]
 ) -> Float[Tensor, "*shape"]:
     """Return ``||Q1^T Q2||_F^2 / min(rank, other_rank)``, the mean squared cosine of the angles."""
     shared = first.double().mT @ second.double()

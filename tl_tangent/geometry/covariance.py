@@ -93,9 +93,8 @@ def effective_rank_from_eigenvalues(values: Float[Tensor, "*batch n"]) -> Float[
 def remove_directions(
     covariance: Float[Tensor, "d d"], basis: Float[Tensor, "d rank"]
 ) -> Float[Tensor, "d d"]:
-    """Return ``P C P`` with ``P = I - Q Q^T``, by products with the ``rank`` columns of Q only."""
-    dtype = torch.promote_types(full_dtype(covariance.dtype), basis.dtype)
-    covariance, basis = covariance.to(dtype), basis.to(dtype)
+    """Return ``P C P`` with ``P = I - Q Q^T``, by products with the columns of Q, in float64."""
+    covariance, basis = covariance.double(), basis.double()
     image = covariance @ basis
     image = image - basis @ (basis.mT @ image) / 2
     cross = image @ basis.mT
@@ -114,12 +113,13 @@ def removed_covariance_participation(
         TangentValueError: as :func:`participation_ratio`, or if nothing is left.
     """
     left = remove_directions(covariance, basis)
-    floor = torch.finfo(left.dtype).eps * len(left) * covariance.diagonal().sum()
+    eps = torch.finfo(full_dtype(covariance.dtype)).eps
+    floor = eps * len(left) * covariance.diagonal().sum()
     if bool(left.diagonal().sum() <= floor):
         raise TangentValueError(
             f"the {basis.shape[-1]} directions hold all of the variance: nothing is left to measure"
         )
-    return participation_ratio(left)
+    return participation_ratio(left).to(full_dtype(covariance.dtype))
 
 
 def rescaled(ratio: Float[Tensor, "*batch"], d: int) -> Float[Tensor, "*batch"]:

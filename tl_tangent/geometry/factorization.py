@@ -15,7 +15,7 @@ def semi_nmf(
     *,
     seed: int,
     max_iter: int = 500,
-    tol: float = 1e-4,
+    tol: int | float = 1e-4,
 ) -> tuple[Float[Tensor, "row rank"], Float[Tensor, "rank d"]]:
     """Factorise ``rows ~ Z D`` with ``Z >= 0`` and ``D`` free.
 

@@ -195,15 +195,12 @@ class SubspaceFitter:
         moments = self._seen()
         centering: Centering = "none" if method in UNCENTERED else self.centering
         with exact_math(moments.device):
-            gram, freedom = moments.scatter(centering)
-            self._check_freedom(freedom)
-            eigens = gram.eigen(1 / freedom, moments.precision)
-            self._check_varies(eigens)
+            rows = self._sampled(method, centering)
+            eigens = self._eigens(moments, centering)
             if method == "dictionary":
                 dictionary = self._checked_dictionary(dictionary)
                 rank = span(dictionary.double().mT).shape[1] if rank is None else rank
             chosen = self._chosen_rank(rank, eigens)
-            rows = self._sampled(method, centering)
             evidence = [
                 Evidence(eigen, rows[i] if rows is not None else None, self.seed, dictionary)
                 for i, eigen in enumerate(eigens)
@@ -227,6 +224,14 @@ class SubspaceFitter:
         if self._moments is None or self._moments.n < 2:
             raise TangentValueError(f"at least 2 rows are needed, got {self.n_rows}: update first")
         return self._moments
+
+    def _eigens(self, moments: Moments, centering: Centering) -> list[Eigen]:
+        """Decompose the second moments of each head (of the one site without heads)."""
+        gram, freedom = moments.scatter(centering)
+        self._check_freedom(freedom)
+        eigens = gram.eigen(1 / freedom, moments.precision)
+        self._check_varies(eigens)
+        return eigens
 
     def _check_freedom(self, freedom: int) -> None:
         if freedom < 1:

@@ -25,13 +25,13 @@ def isoscore(x: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
             entry is NaN or infinite.
     """
     _, trace, square = _spread(x)
-    return rescaled(trace.square() / square, x.shape[-1])
+    return rescaled(trace.square() / square, x.shape[-1]).to(full_dtype(x.dtype))
 
 
 def isoscore_star(
     x: Float[Tensor, "n d"],
     c0: Float[Tensor, "d d"] | Literal["identity"] | None = None,
-    zeta: float = 0.2,
+    zeta: int | float = 0.2,
     *,
     ddof: int = 1,
 ) -> Float[Tensor, ""]:
@@ -65,13 +65,13 @@ def isoscore_star(
     inner, target_trace, target_square = _target(centered / freedom**0.5, trace, c0)
     total = own * trace + zeta * target_trace
     norm = own**2 * square + 2 * own * zeta * inner + zeta**2 * target_square
-    return rescaled(total.square() / norm, d)
+    return rescaled(total.square() / norm, d).to(full_dtype(x.dtype))
 
 
 def shrink_covariance(
     covariance: Float[Tensor, "d d"],
     c0: Float[Tensor, "d d"] | Literal["identity"] | None = None,
-    zeta: float = 0.2,
+    zeta: int | float = 0.2,
 ) -> Float[Tensor, "d d"]:
     """Return ``(1 - zeta) C + zeta C0`` with the targets of :func:`isoscore_star`.
 
@@ -95,7 +95,8 @@ def mean_cosine(x: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
     Raises:
         TangentValueError: if there are fewer than 2 rows, or rows are zero, NaN or infinite.
     """
-    x = _checked(x)
+    _check_cloud(x)
+    x = x.to(full_dtype(x.dtype))
     norms = x.norm(dim=-1, keepdim=True)
     zero = int((norms == 0).sum())
     if zero:
@@ -106,11 +107,13 @@ def mean_cosine(x: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
 
 def _spread(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the centred cloud, ``tr X^T X`` and ``||X^T X||_F^2``, by the smaller product."""
-    x = _checked(x)
+    _check_cloud(x)
+    eps = torch.finfo(full_dtype(x.dtype)).eps
+    x = x.double()  # products of products of small gradients leave the range of float32
     mean = x.mean(0)
     centered = x - mean
     trace = centered.square().sum()
-    noise = len(x) * (torch.finfo(x.dtype).eps * mean.norm()).square()
+    noise = len(x) * (eps * mean.norm()).square()
     if bool(trace <= noise):
         raise TangentValueError(f"the {len(x)} points are all alike: they have no spread")
     product = centered @ centered.mT if len(x) < x.shape[1] else centered.mT @ centered
@@ -136,10 +139,9 @@ def _plain(c0: str) -> float:
     return 1.0
 
 
-def _checked(x: Tensor) -> Tensor:
+def _check_cloud(x: Tensor) -> None:
     if x.ndim != 2 or len(x) < 2:
         raise TangentValueError(f"a cloud is [n, d] with 2 points or more, got {list(x.shape)}")
     bad = int((~x.isfinite()).any(-1).sum())
     if bad:
         raise TangentValueError(f"{bad} of {len(x)} rows hold NaN or infinite entries")
-    return x.to(full_dtype(x.dtype))

@@ -74,7 +74,7 @@ class TangentSubspace:
         model: str | None = None,
         method: str | None = None,
         spectrum: Float[Tensor, "*head n"] | None = None,
-        explained: float | Sequence[float] | None = None,
+        explained: int | float | Sequence[float] | None = None,
         positions: Any = None,
         n_tokens: int | None = None,
         metadata: Mapping[str, Any] | None = None,
