@@ -209,7 +209,8 @@ def place_parts(
 ) -> list[Placed]:
     """Layers that show the parts of ``subspaces`` at their sites."""
     chosen = matched_subspaces(model, subspaces, sites, any_model=any_model)
-    return [Placed(realised(model, site), Parts(sub, site.name)) for site, sub in chosen]
+    found = [(realised(model, site), subspace) for site, subspace in chosen]
+    return [Placed(site, Parts(subspace, site)) for site, subspace in found]
 
 
 def matched_subspaces(

@@ -22,6 +22,7 @@ from tl_tangent.hooks import compat
 from tl_tangent.hooks.frame import Frame, Frames, change_of, check_on_part
 from tl_tangent.hooks.part_points import PartHookPoint
 from tl_tangent.hooks.positions import Run
+from tl_tangent.hooks.sites import Site
 
 
 class Parts:
@@ -29,13 +30,15 @@ class Parts:
 
     needs_run = False
 
-    def __init__(self, subspace: TangentSubspace, site: str):
+    def __init__(self, subspace: TangentSubspace, site: Site):
         self.subspace = subspace
-        self.site = site
+        self.site = site.name
         self.frames = Frames(subspace)
         self.coords = PartHookPoint()
         self.tangent = PartHookPoint()
         self.normal = PartHookPoint()
+        for point in self.points.values():
+            point.adopt(site.hook_point, site.per_head)
 
     @property
     def points(self) -> dict[str, PartHookPoint]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from tl_tangent.errors import TangentValueError
 from tl_tangent.hooks import compat
 
 
@@ -15,13 +16,22 @@ class Flags:
         self.wishes: dict[str, bool] = {}
 
     def hold(self, model: Any, flags: set[str]) -> None:
-        """Hold exactly ``flags`` on, and release the others that are held."""
+        """Hold exactly ``flags`` on, and release the others that are held.
+
+        Raises:
+            TangentValueError: the model can't switch one of them on.
+        """
         for flag in list(self.wishes.keys() - flags):
             model.__dict__.pop(f"set_{flag}", None)
             compat.set_flag(model, flag, self.wishes.pop(flag))
         for flag in sorted(flags - self.wishes.keys()):
             wish = bool(getattr(model.cfg, flag))
-            compat.set_flag(model, flag, True)
+            try:
+                compat.set_flag(model, flag, True)
+            except (AssertionError, NotImplementedError, ValueError) as refusal:
+                raise TangentValueError(
+                    f"this site needs {flag}=True, which the model refuses: {refusal}"
+                ) from refusal
             self.wishes[flag] = wish
             model.__dict__[f"set_{flag}"] = functools.partial(_remember, self, flag)
 

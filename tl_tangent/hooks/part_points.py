@@ -14,7 +14,7 @@ from tl_tangent.hooks import compat
 class PartHookPoint(HookPoint):
     """``S.hook_coords``, ``S.hook_tangent`` or ``S.hook_normal`` of a spliced site S."""
 
-    def adopt(self, site_point: HookPoint, per_head: bool) -> None:
+    def adopt(self, site_point: HookPoint | None, per_head: bool) -> None:
         """Take over from the site where ``pos_slice`` finds the position axis."""
         self.pos_dim: Any = getattr(site_point, "pos_dim", None)
         self.hook_conversion = compat.HeadsKept() if per_head else None

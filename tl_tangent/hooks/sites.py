@@ -43,6 +43,7 @@ _HEAD_SITES = {
     "hook_z": ("n_heads", "d_head"),
     "hook_result": ("n_heads", "d_model"),
 }
+_HEAD_INPUTS = ("hook_q_input", "hook_k_input", "hook_v_input", "hook_attn_in")
 _STREAM_SITES = (
     "hook_embed",
     "hook_resid_pre",
@@ -74,6 +75,11 @@ class Site:
     def layer(self) -> int | None:
         found = re.match(r"blocks\.(\d+)\.", self.name)
         return int(found.group(1)) if found else None
+
+    @property
+    def per_head(self) -> bool:
+        """Whether the hook point holds [batch, pos, head, width]."""
+        return self.name.rpartition(".")[2] in (*_HEAD_SITES, *_HEAD_INPUTS)
 
     @property
     def gate(self) -> str | None:
