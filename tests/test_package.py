@@ -52,8 +52,8 @@ def project() -> dict:
 
 def requirements(name: str) -> dict[str, Requirement]:
     lines = (ROOT / "requirements" / name).read_text(encoding="utf-8").splitlines()
-    parsed = [Requirement(line) for line in lines if line and not line.startswith("#")]
-    return {canonicalize_name(r.name): r for r in parsed}
+    texts = [line.partition("#")[0].strip() for line in lines]
+    return {canonicalize_name(r.name): r for r in map(Requirement, filter(None, texts))}
 
 
 def declared(*extras: str) -> list[Requirement]:
