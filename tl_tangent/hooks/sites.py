@@ -136,6 +136,12 @@ def _matches(model: Any, known: dict[str, HookPoint | None], pattern: str) -> It
 def _missing(model: Any, known: dict[str, HookPoint | None], pattern: str) -> str:
     if pattern.rpartition(".")[2] in PARTS:
         return f"{pattern!r} is a part of a spliced site, not a site. Name the site itself."
+    occupant = _occupant(model, pattern)
+    if occupant is not None:
+        return (
+            f"at {pattern!r} sits a {occupant}, in the place of the hook point. Take the SAE off "
+            "first (reset_saes), or choose another site: both work side by side."
+        )
     if pattern.endswith(_NOT_VECTORS):
         return (
             f"{pattern!r} does not hold activation vectors [batch, pos, ..., d], so it has no "
@@ -148,6 +154,17 @@ def _missing(model: Any, known: dict[str, HookPoint | None], pattern: str) -> st
             "take hook_resid_pre or hook_resid_post."
         )
     return f"this model has no site {pattern!r}.{hint} Nearest: {nearest(pattern, known)}."
+
+
+def _occupant(model: Any, name: str) -> str | None:
+    """What has replaced the hook point of this name: SAELens puts a wrapper of its SAE there."""
+    try:
+        module: Any = model.get_submodule(name)
+    except AttributeError:
+        return None
+    if isinstance(module, HookPoint) or "hook_" not in name:
+        return None
+    return type(getattr(module, "sae", module)).__name__
 
 
 def _has_parallel_blocks(model: Any) -> bool:

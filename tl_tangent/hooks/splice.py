@@ -8,7 +8,7 @@ first; hooks on the hook point itself run afterwards. With no active layer it is
 from __future__ import annotations
 
 import functools
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from tl_tangent.errors import TangentRuntimeError
 from tl_tangent.hooks.positions import Run
 
 
+@runtime_checkable
 class Layer(Protocol):
     """One thing done to the activation at a hook point."""
 
