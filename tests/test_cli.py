@@ -102,6 +102,7 @@ def test_an_interrupted_run_goes_on_where_it_stood(paths, tmp_path, monkeypatch,
     monkeypatch.setattr("tl_tangent.report.fit_sites", None)  # the fit is on disk, too
     assert report(paths, tmp_path / "out") == 0
     assert measured == ["blocks.1.hook_resid_post"]
+    assert "1 of 2 sites" in capsys.readouterr().err
     tables = [(tmp_path / name / "layers.csv").read_bytes() for name in ("whole", "out")]
     assert tables[0] == tables[1]
 
@@ -143,6 +144,14 @@ def test_rows_that_begin_with_a_repeated_token_are_left_out(paths, tmp_path, cap
     (tmp_path / "text.txt").write_text(" ".join(words), encoding="utf-8")
     report(paths, tmp_path / "out", "--text", str(tmp_path / "text.txt"))
     assert f"{repeated + 1} rows that begin with a repeated token" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "extra", [["--dtype", "bfloat16"], ["--method", "kmeans"], ["--rank", "0.5"]]
+)
+def test_other_ways_to_fit(paths, tmp_path, extra):
+    assert report(paths, tmp_path / "out", *extra) == 0
+    assert pd.read_csv(tmp_path / "out/layers.csv")["variance_share"].between(0, 1).all()
 
 
 def test_positions_and_layers_are_read_from_the_command_line(paths, tmp_path):

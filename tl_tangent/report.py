@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -181,6 +182,11 @@ def _losses(
     done = [
         SiteLosses(**{**piece, "controls": tuple(piece["controls"])}) for piece in folder.finished()
     ]
+    if done:
+        _say(
+            f"{len(done)} of {len(subspaces)} sites in {folder.path} were finished by an earlier "
+            "run and are kept; delete the folder to measure them again"
+        )
     yield from done
     for item in ablate_sites(
         loaded.model,
@@ -192,6 +198,10 @@ def _losses(
     ):
         folder.finish(asdict(item))
         yield item
+
+
+def _say(text: str) -> None:
+    print(f"tl-tangent: {text}", file=sys.stderr)
 
 
 def _depth(item: SiteLosses) -> int:

@@ -294,7 +294,7 @@ def test_the_headline_names_the_middle_site_and_its_control():
 def test_position_0_is_only_spoken_of_where_it_takes_over():
     assert a_result([0.5, 0.9]).position_0_note() is None
     note = a_result([0.5, 0.95, 0.993, 0.2]).position_0_note()
-    assert "2 of 4 sites, from blocks.1" in note
+    assert "2 of 4 sites, first at blocks.1.hook_resid_post;" in note
     assert "99.30% at blocks.2" in note
 
 

@@ -112,10 +112,10 @@ class LayerAblation:
         with_it, without = worst[shares.name], worst["first_direction_share"]
         return (
             "With position 0 in the fit, its first direction alone would hold over "
-            f"{DOMINANT:.0%} of the variance at {len(struck)} of {len(frame)} sites, from "
-            f"{struck['site'].iloc[0]} on ({with_it:.2%} at {worst['site']}, against {without:.1%} "
-            "without it): Q_T would be one massive activation, which is why fits and ablations "
-            "leave position 0 out by default."
+            f"{DOMINANT:.0%} of the variance at {len(struck)} of {len(frame)} sites, first at "
+            f"{struck['site'].iloc[0]}; {with_it:.2%} at {worst['site']}, against {without:.1%} "
+            "there without it. Q_T would be one massive activation, which is why fits and "
+            "ablations leave position 0 out by default."
         )
 
     def plot(self) -> Figure:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from tl_tangent.errors import TangentValueError
 from tl_tangent.geometry import (
@@ -62,6 +63,7 @@ def fit_sites(
         raise TangentValueError(
             f"{len(batches)} batches and n_controls={n_controls}: both must be 1 or more"
         )
+    batches = [batch.to(next(model.parameters()).device) for batch in batches]
     n_layers = getattr(model.cfg, "n_layers", 0)
     names = [site.name for site in in_layers(find_sites(model, sites), layers, n_layers)]
     options: dict[str, Any] = {"keep_sample": method in SAMPLED or rank == "parallel", "seed": seed}
@@ -73,16 +75,19 @@ def fit_sites(
         "model": getattr(model.cfg, "model_name", None),
         "positions": PositionMask(positions).description,
     }
-    fitted = SubspaceSet(
-        {name: fitter.fit(rank, method, site=name, **labels) for name, fitter in fitters.items()}
-    )
-    controls = fitted.random_normals(n_controls, seed)
-    return SubspaceSet(
-        {
-            name: _described(fitters[name], subspace, [c[name] for c in controls], first.get(name))
-            for name, subspace in fitted.items()
-        }
-    )
+    found = []
+    for name, fitter in tqdm(fitters.items(), "decomposing", unit="site", disable=not progress):
+        subspace = fitter.fit(rank, method, site=name, **labels)
+        controls = matched_controls(subspace, n_controls, seed)
+        statistics = site_statistics(fitter, subspace, controls, first.get(name))
+        found.append(subspace.replace(metadata={**subspace.metadata, STATISTICS: statistics}))
+    return SubspaceSet(found)
+
+
+def matched_controls(subspace: TangentSubspace, n: int, seed: int) -> list[TangentSubspace]:
+    """Draw what :meth:`SubspaceSet.random_normals` draws at this site: each site has its seed."""
+    drawn = SubspaceSet([subspace]).random_normals(n, seed)
+    return [control for one in drawn for control in one.values()]
 
 
 def takes_first(positions: Positions, n_positions: int) -> bool:
@@ -95,16 +100,6 @@ def _first_tokens(batches: list[Int[Tensor, "batch pos"]]) -> list[dict[str, Ten
     """Rows of one token: a causal model's activations at position 0 need no more than that."""
     firsts = [batch[:, :1] for batch in batches]
     return [{"input": first, "attention_mask": torch.ones_like(first)} for first in firsts]
-
-
-def _described(
-    fitter: SubspaceFitter,
-    subspace: TangentSubspace,
-    controls: list[TangentSubspace],
-    first: SubspaceFitter | None,
-) -> TangentSubspace:
-    statistics = site_statistics(fitter, subspace, controls, first)
-    return subspace.replace(metadata={**subspace.metadata, STATISTICS: statistics})
 
 
 def site_statistics(

@@ -11,6 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from tl_tangent.analysis.site_fit import matched_controls
 from tl_tangent.analysis.staged import StagedLoss
 from tl_tangent.geometry import SubspaceSet, TangentSubspace
 from tl_tangent.hooks.attach import ablating
@@ -84,7 +85,6 @@ def ablate_sites(
         TangentValueError: rows or a model of which there is no next-token loss; ``2 * rank > d``.
         TangentRuntimeError: a site that never fired.
     """
-    controls = subspaces.random_normals(n_controls, seed)
     missing = [name for name in subspaces if name not in done]
     sites = sorted(find_sites(model, missing), key=_depth) if missing else []
     staged = StagedLoss(model, eval_tokens)
@@ -94,6 +94,7 @@ def ablate_sites(
         bar.update()
         for site in sites:
             staged.go_to(site.layer)
+            controls = matched_controls(subspaces[site.name], n_controls, seed)
 
             def loss(subspace: TangentSubspace, mode: Any = "zero", at: str = site.name) -> float:
                 with ablating(model, subspace, mode=mode, positions=positions, sites=at):
@@ -107,7 +108,7 @@ def ablate_sites(
                 baseline=baseline,
                 ablated=loss(subspaces[site.name]),
                 kept=loss(subspaces[site.name], mode="keep"),
-                controls=tuple(loss(control[site.name]) for control in controls),
+                controls=tuple(loss(control) for control in controls),
             )
 
 

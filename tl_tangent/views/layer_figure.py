@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 # Okabe & Ito 2008: told apart by all common kinds of colour vision
 TANGENT, CONTROL, KEPT, WHOLE = "#D55E00", "#0072B2", "#009E73", "#000000"
-DECADES = 30  # a range beyond this factor is drawn on a logarithmic axis
-SMALLEST = 1e-4  # nats a token: below this a logarithmic axis goes linear
+LOGARITHMIC = 30  # a range beyond this factor gets a logarithmic axis
+LINEAR = 1e-2  # nats a token around zero in which that axis is linear
 MAX_LABELS = 32
 
 
@@ -24,14 +24,14 @@ def draw_layers(frame: pd.DataFrame, title: str = "") -> Figure:
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8.5, 9.5), layout="constrained")
+    figure = Figure(figsize=(10.5, 9), layout="constrained")
     panels: tuple[Callable[[Any, Any, Any], None], ...] = (_increases, _shares, _isoscores)
     axes = figure.subplots(3, 1, sharex=True, height_ratios=[5, 3, 3])
     at = range(len(frame))
     for panel, ax in zip(panels, axes, strict=True):
         panel(ax, at, frame)
         ax.grid(alpha=0.25)
-        ax.legend(fontsize=8, framealpha=0.85)
+        ax.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
         ax.spines[["top", "right"]].set_visible(False)
     _label_sites(axes[-1], frame)
     figure.suptitle(title, fontsize=11)
@@ -47,7 +47,7 @@ def _increases(ax: Any, at: Any, frame: Any) -> None:
         frame["increase_control_ablated_mean"],
         "s--",
         color=CONTROL,
-        label="matched random ablated (mean, band from min to max)",
+        label="matched random ablated\n(mean, band from min to max)",
     )
     ax.fill_between(at, low, high, color=CONTROL, alpha=0.25, linewidth=0)
     _scale(ax, frame)
@@ -56,24 +56,24 @@ def _increases(ax: Any, at: Any, frame: Any) -> None:
 
 
 def _scale(ax: Any, frame: Any) -> None:
-    """A logarithmic axis where the increases span decades; around zero it stays linear."""
+    """A logarithmic axis where the increases span decades, linear around zero."""
     names = ("tangent_ablated", "control_ablated_mean", "tangent_kept")
     sizes = [abs(value) for name in names for value in frame[f"increase_{name}"]]
-    smallest = max(min(sizes), SMALLEST)
-    if max(sizes) > DECADES * smallest:
-        ax.set_yscale("symlog", linthresh=max(smallest, SMALLEST), linscale=0.5)
+    if max(sizes) > LOGARITHMIC * max(min(sizes), LINEAR):
+        ax.set_yscale("symlog", linthresh=LINEAR, linscale=1)
     ax.axhline(0, color="0.5", linewidth=0.8)
 
 
 def _shares(ax: Any, at: Any, frame: Any) -> None:
     ax.plot(at, frame["variance_share"], "o-", color=TANGENT, label="in Q_T")
+    ax.plot(at, frame["first_direction_share"], "-", color=WHOLE, label="in the first direction")
     ax.plot(at, frame["control_variance_share"], "s--", color=CONTROL, label="in a matched random")
     ax.plot(
         at,
         frame["first_direction_share_with_position_0"],
         "x:",
         color=WHOLE,
-        label="in the first direction, were position 0 in the fit",
+        label="in the first direction,\nwere position 0 in the fit",
     )
     ax.set_ylim(-0.03, 1.03)
     ax.set_ylabel("share of the variance")
