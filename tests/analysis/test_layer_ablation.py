@@ -288,7 +288,7 @@ def test_the_table_holds_increases_and_the_spread_of_the_controls():
 def test_the_headline_names_the_middle_site_and_its_control():
     text = a_result([0.5] * 3).headline()
     assert "blocks.1.hook_resid_post raises the loss by 1.500 nats a token (3.000 to 4.500)" in text
-    assert "0.0067 (mean of 3, from -0.0100 to 0.0200)" in text
+    assert "0.007 (mean of 3, from -0.010 to 0.020)" in text
 
 
 def test_position_0_is_only_spoken_of_where_it_takes_over():

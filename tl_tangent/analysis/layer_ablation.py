@@ -96,9 +96,9 @@ class LayerAblation:
             f"Cutting the rank-{self.subspaces[item.site].rank} tangent subspace at {item.site} "
             f"raises the loss by {row['increase_tangent_ablated']:.3f} nats a token "
             f"({item.baseline:.3f} to {item.ablated:.3f}); cutting a matched random subspace there "
-            f"raises it by {row['increase_control_ablated_mean']:.4f} (mean of "
-            f"{len(item.controls)}, from {row['increase_control_ablated_min']:.4f} to "
-            f"{row['increase_control_ablated_max']:.4f})."
+            f"raises it by {row['increase_control_ablated_mean']:.3f} (mean of "
+            f"{len(item.controls)}, from {row['increase_control_ablated_min']:.3f} to "
+            f"{row['increase_control_ablated_max']:.3f})."
         )
 
     def position_0_note(self) -> str | None:
