@@ -27,13 +27,20 @@ def build(spec: tuple[str, str, bool], dtype: torch.dtype = torch.float32) -> An
 
 
 def random_subspaces(
-    model: Any, tokens: Tensor, sites: list[str], rank: int = 3, per_head: bool = False, seed: int = 0
+    model: Any,
+    tokens: Tensor,
+    sites: list[str],
+    rank: int = 3,
+    per_head: bool = False,
+    seed: int = 0,
 ) -> tt.SubspaceSet:
     """Seeded random subspaces with non-zero means, of each site's width."""
     generator = torch.Generator().manual_seed(seed)
     dtype = torch.promote_types(next(model.parameters()).dtype, torch.float32)
     made = {}
-    for name, fitter in tt.collect(model, tokens, sites, positions="all", per_head=per_head).items():
+    for name, fitter in tt.collect(
+        model, tokens, sites, positions="all", per_head=per_head
+    ).items():
         shape = tuple(fitter.mean.shape)
         basis = torch.randn(*shape, rank, generator=generator, dtype=dtype)
         mean = torch.randn(*shape, generator=generator, dtype=dtype)

@@ -208,7 +208,11 @@ def test_a_basis_a_head_is_each_heads_own_projection():
 @pytest.mark.parametrize(
     "spec",
     [s for s in helpers.MODELS if s[1] in ("rotary_gqa", "llama")],
-    ids=[i for s, i in zip(helpers.MODELS, helpers.IDS, strict=True) if s[1] in ("rotary_gqa", "llama")],
+    ids=[
+        i
+        for s, i in zip(helpers.MODELS, helpers.IDS, strict=True)
+        if s[1] in ("rotary_gqa", "llama")
+    ],
 )
 def test_grouped_key_value_heads_go_by_their_own_index(spec):
     model, tokens, subspaces = setup(spec, ["blocks.0.attn.hook_k"], per_head=True)
@@ -270,10 +274,11 @@ def test_an_ablation_that_never_fires_raises():
 
 
 def test_a_subspace_brings_its_own_positions():
-    model, tokens, subspaces = one()
+    model, tokens, _ = one()
     remembered = tt.fit_subspaces(model, tokens, SITE, 3, positions="not_first")
     assert torch.equal(
-        ablated(model, tokens, remembered), ablated(model, tokens, remembered, positions="not_first")
+        ablated(model, tokens, remembered),
+        ablated(model, tokens, remembered, positions="not_first"),
     )
     assert not torch.equal(
         ablated(model, tokens, remembered), ablated(model, tokens, remembered, positions="all")

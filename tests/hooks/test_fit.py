@@ -25,7 +25,7 @@ def test_a_fit_is_the_pca_of_the_cached_activations(spec):
     found = tt.fit_subspaces(model, tokens, sites, 3, positions="not_first", per_head=False)
     _, cache = model.run_with_cache(tokens)
     for site, subspace in found.items():
-        if site not in cache.keys():  # made for the fit
+        if site not in set(cache.keys()):  # made for the fit
             continue
         rows = cache[site][:, 1:].detach().double()
         rows = rows.reshape(-1, rows.shape[-1])
@@ -134,7 +134,9 @@ def test_group_centring_removes_each_groups_mean():
     batches = [{"input": tokens[:4], "group": 0}, {"input": tokens[4:], "group": 1}]
     fitter = tt.collect(model, batches, SITE, centering="group")[SITE]
     _, cache = model.run_with_cache(tokens)
-    halves = [cache[SITE][part, 1:].detach().double().flatten(0, 1) for part in (slice(0, 4), slice(4, 8))]
+    halves = [
+        cache[SITE][part, 1:].detach().double().flatten(0, 1) for part in (slice(0, 4), slice(4, 8))
+    ]
     centred = torch.cat([half - half.mean(0) for half in halves])
     expected = centred.T @ centred / (len(centred) - 2)
     torch.testing.assert_close(fitter.covariance(), expected, atol=1e-4, rtol=1e-4)
@@ -164,7 +166,11 @@ def test_a_fit_leaves_no_trace_and_no_inference_tensors():
 
 
 def test_activations_that_are_not_finite_are_an_error_and_leave_no_trace():
-    model = families.hooked_transformer("learned") if families.HOOKED_FAMILIES else families.bridge("gpt2")
+    model = (
+        families.hooked_transformer("learned")
+        if families.HOOKED_FAMILIES
+        else families.bridge("gpt2")
+    )
     tokens = families.tiny_tokens(model)
     before = set(model.__dict__)
     hooks = [("blocks.0.hook_resid_post", lambda x, hook: x * float("nan"))]

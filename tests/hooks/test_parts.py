@@ -54,7 +54,9 @@ def test_gradient_parts_are_projections_of_the_gradient_at_the_site(spec):
         tangent, normal = grads[f"{name}.hook_tangent"], grads[f"{name}.hook_normal"]
         torch.testing.assert_close(tangent + normal, whole, atol=1e-12, rtol=1e-12)
         torch.testing.assert_close(tangent, whole @ basis @ basis.T, atol=1e-12, rtol=1e-12)
-        torch.testing.assert_close(grads[f"{name}.hook_coords"], whole @ basis, atol=1e-12, rtol=1e-12)
+        torch.testing.assert_close(
+            grads[f"{name}.hook_coords"], whole @ basis, atol=1e-12, rtol=1e-12
+        )
 
 
 @pytest.mark.parametrize("part", ["hook_coords", "hook_tangent", "hook_normal"])
@@ -82,7 +84,9 @@ def test_gradient_agrees_with_finite_differences(spec, part):
 
 def _direction(like, part, basis):
     """A direction inside the part, half along the gradient so that the derivative is large."""
-    direction = torch.randn(like.shape, generator=torch.Generator().manual_seed(1), dtype=like.dtype)
+    direction = torch.randn(
+        like.shape, generator=torch.Generator().manual_seed(1), dtype=like.dtype
+    )
     direction = direction / direction.norm() + like / like.norm()
     if part == "hook_tangent":
         return direction @ basis @ basis.T
@@ -130,7 +134,11 @@ def run(model, subspaces, tokens, fwd=(), bwd=()):
 @pytest.mark.parametrize("part", ["hook_coords", "hook_tangent", "hook_normal"])
 def test_an_in_place_edit_counts(mode, part):
     model, tokens, subspaces, site = one()
-    context = {"no_grad": torch.no_grad, "inference": torch.inference_mode, "grad": torch.enable_grad}
+    context = {
+        "no_grad": torch.no_grad,
+        "inference": torch.inference_mode,
+        "grad": torch.enable_grad,
+    }
 
     def in_place(x, hook):
         x.mul_(0)
@@ -325,9 +333,7 @@ def test_bf16_parts_keep_the_dtype_and_leave_no_tangent():
             _, after = model.run_with_cache(tokens, names_filter=site)
     assert seen["v"].dtype == after[site].dtype == torch.bfloat16
     subspace = subspaces[site]
-    energy = [
-        subspace.coordinates(cache[site].float()).square().sum() for cache in (before, after)
-    ]
+    energy = [subspace.coordinates(cache[site].float()).square().sum() for cache in (before, after)]
     assert energy[1] < 1e-3 * energy[0]
 
 

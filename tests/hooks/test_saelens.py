@@ -9,7 +9,9 @@ import tl_tangent as tt
 from tests import families
 from tests.hooks import helpers
 
-sae_lens = pytest.importorskip("sae_lens", reason="SAELens is not installed (needs TransformerLens 3)")
+sae_lens = pytest.importorskip(
+    "sae_lens", reason="SAELens is not installed (needs TransformerLens 3)"
+)
 
 SITE, OTHER = "blocks.0.hook_resid_post", "blocks.1.hook_mlp_out"
 

@@ -120,7 +120,9 @@ def test_a_subspace_of_another_width_or_model_is_refused():
         tt.detach(model)
     finally:
         model.cfg.model_name = name
-    heads = tt.TangentSubspace(torch.eye(8)[None, :, :2].repeat(3, 1, 1), site="blocks.0.attn.hook_z")
+    heads = tt.TangentSubspace(
+        torch.eye(8)[None, :, :2].repeat(3, 1, 1), site="blocks.0.attn.hook_z"
+    )
     with pytest.raises(tt.TangentValueError, match="3 heads and the site 4"):
         tt.attach(model, heads)
 

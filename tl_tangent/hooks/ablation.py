@@ -150,7 +150,7 @@ class Ablation:
         return (self.spec.part == "tangent") != (self.spec.mode == "keep")
 
     def _mask(self, flow: Tensor, run: Run | None) -> Tensor | None:
-        """[batch or 1, pos, 1 ...] bool over positions and heads; None where everything is taken."""
+        """[batch or 1, pos, 1 ...] bool over positions and heads; None where all are taken."""
         if run is None:
             if self.positions.rule != "all":
                 raise TangentRuntimeError(
@@ -178,10 +178,14 @@ class Ablation:
         return mask
 
     def replacement(
-        self, part: Tensor, of_source: Callable[[Tensor], Tensor], mask: Tensor | None, run: Run | None
+        self,
+        part: Tensor,
+        of_source: Callable[[Tensor], Tensor],
+        mask: Tensor | None,
+        run: Run | None,
     ) -> Tensor:
         """What the mode puts in the place of ``part`` [batch, pos, ..., k]."""
-        if self.spec.mode == "scale":
+        if self.spec.factor is not None:
             return part * self.spec.factor
         if self.spec.mode == "swap":
             return of_source(self._aligned_source(part, run))
@@ -217,8 +221,8 @@ class Ablation:
             rows = rows[_position_rows(mask, part)]
         if rows.shape[0] < 2:
             raise TangentRuntimeError(
-                f"mode={self.spec.mode!r} at {self.site} has {rows.shape[0]} position to draw on in "
-                "this run, so it would change nothing. Give it a source of activations."
+                f"mode={self.spec.mode!r} at {self.site} has {rows.shape[0]} position to draw on "
+                "in this run, so it would change nothing. Give it a source of activations."
             )
         return rows
 

@@ -146,8 +146,8 @@ def ablating(
     chosen = _chosen(model, subspaces, sites, layers, any_model)
     if isinstance(source, Tensor) and len(chosen) > 1:
         raise TangentValueError(
-            f"source is one tensor and {len(chosen)} sites are ablated: pass a mapping from site to "
-            "activations, such as a cache."
+            f"source is one tensor and {len(chosen)} sites are ablated: pass a mapping from site "
+            "to activations, such as a cache."
         )
     _check_heads(model, chosen, spec)
     placed = [_place(model, site, subspace, spec) for site, subspace in chosen]

@@ -1,8 +1,8 @@
 """What is attached to a model: one ordered list of layers, and the model made to match it.
 
-Attaching, detaching and every context change that list and call :func:`reconcile`, which splices and
-un-splices hook points, lists the parts' names, holds flags and makes missing hook points. Nothing
-else touches the model, so leaving a context is reconciling with the list from before.
+Attaching, detaching and every context change that list and call :func:`reconcile`, which splices
+and un-splices hook points, lists the parts' names, holds flags and makes missing hook points.
+Nothing else touches the model, so leaving a context is reconciling with the list from before.
 """
 
 from __future__ import annotations
@@ -92,27 +92,28 @@ def _splice_all(model: Any, state: Attachments, placed: list[Placed]) -> bool:
         (id(entry.site.hook_point), entry.site.stream): entry.site
         for entry in [*state.placed, *placed]
     }
+    hooks = model.hook_dict if any(site.stream for site in sites.values()) else {}
     for key, site in sites.items():
-        _set_layers(model, state, site, layers[key])
+        if site.stream:
+            _set_stream_layers(state, site, layers[key], hooks)
+        else:
+            _set_layers(state, site.hook_point, layers[key])
     points = {id(site.hook_point): site.hook_point for site in sites.values()}
-    return any([_list_parts(point, parts[key]) for key, point in points.items()])
+    changed = [_list_parts(point, parts[key]) for key, point in points.items()]
+    return any(changed)
 
 
-def _set_layers(model: Any, state: Attachments, site: Site, layers: list[Any]) -> None:
-    point: Any = site.hook_point
-    if site.stream:
-        _set_stream_layers(model, state, site, layers)
-        return
+def _set_layers(state: Attachments, point: Any, layers: list[Any]) -> None:
     splice_in(point, state.runs).layers = layers
     splice_out(point)
 
 
-def _set_stream_layers(model: Any, state: Attachments, site: Site, layers: list[Any]) -> None:
+def _set_stream_layers(state: Attachments, site: Site, layers: list[Any], hooks: Any) -> None:
+    """Place layers on the stream between attention and MLP of a bridge's block."""
     block = f"blocks.{site.layer}"
     stream = state.streams.setdefault(block, Stream(f"{block}.hook_resid_mid"))
     stream.layers = layers
     live = stream if layers else None
-    hooks = model.hook_dict
     roles = {
         "hook_resid_pre": "enters",
         "hook_attn_out": "writes",
@@ -223,9 +224,10 @@ def matched_subspaces(
         TangentValueError: a subspace of another width or model, or two for one hook point.
     """
     given = as_subspace_set(subspaces)
+    known = known_sites(model)
     found: dict[Any, tuple[Site, TangentSubspace]] = {}
     for name, subspace in given.items():
-        (site,) = find_sites(model, [name])
+        (site,) = find_sites(model, [name], known)
         check_fits(model, site, subspace, any_model=any_model)
         key = site.name if site.hook_point is None else id(site.hook_point)
         if key in found:
@@ -236,7 +238,7 @@ def matched_subspaces(
         found[key] = (site, subspace)
     if sites is None:
         return list(found.values())
-    asked = find_sites(model, sites)
+    asked = find_sites(model, sites, known)
     keys = [site.name if site.hook_point is None else id(site.hook_point) for site in asked]
     for key, site in zip(keys, asked, strict=True):
         if key not in found:
@@ -258,8 +260,8 @@ def check_fits(model: Any, site: Site, subspace: TangentSubspace, *, any_model: 
     heads, width = expected_shape(model, site)
     if width is not None and subspace.d != width:
         raise TangentValueError(
-            f"the subspace for {site.name} is {subspace.d} wide and the site of this model {width}. "
-            "Fit it on this model."
+            f"the subspace for {site.name} is {subspace.d} wide and the site of this model {width}."
+            " Fit it on this model."
         )
     if subspace.heads is not None and heads is not None and subspace.heads != heads:
         raise TangentValueError(

@@ -4,10 +4,10 @@
      \\                                                                    close --> y
       +-------> n ----------------------------- hook_normal --> n' ------+
 
-``y = x + P_T (v' - v) + P_N (n' - n)``, and ``y`` is ``x`` itself, bit for bit, where no hook changed
-a part. Backwards, close hands P_T g and P_N g of the gradient g at the site to the parts, and open
-returns g itself where they come back unchanged, g plus the projected change elsewhere. Changes are
-told by value, row by row.
+``y = x + P_T (v' - v) + P_N (n' - n)``, and ``y`` is ``x`` itself, bit for bit, where no hook
+changed a part. Backwards, close hands P_T g and P_N g of the gradient g at the site to the parts,
+and open returns g itself where they come back unchanged, g plus the projected change elsewhere.
+Changes are told by value, row by row.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class _Call:
         if change is not None:
             moved = self.frame.linear_coordinates(change)
             off = change - self.frame.lift(moved)
-            check_on_part(change, off, self.tangent, self.dtype, self.parts.tangent.name or "")
+            check_on_part(change, off, self.tangent, self.dtype, f"{self.parts.site}.hook_tangent")
             self.coords = self.coords + moved
 
     def normal_change(self, returned: Tensor) -> Tensor | None:
@@ -107,7 +107,7 @@ class _Call:
         if change is None:
             return None
         along = self.frame.on_tangent(change)
-        check_on_part(change, along, self.normal, self.dtype, self.parts.normal.name or "")
+        check_on_part(change, along, self.normal, self.dtype, f"{self.parts.site}.hook_normal")
         return change - along
 
     def joined(self, flow: Tensor, normal_change: Tensor | None) -> Tensor | None:
@@ -122,7 +122,7 @@ class _Call:
         return y.to(self.dtype)
 
     def plainly(self, flow: Tensor, carried: Tensor | None) -> Tensor:
-        """Without backward rules: under no_grad, inference mode and forward-mode differentiation."""
+        """Without backward rules: under no_grad, inference mode and forward-mode derivatives."""
         parts, normal_change = self.parts, None
         self.split(flow, carried)
         if parts.coords.listening:
@@ -136,7 +136,7 @@ class _Call:
         return flow if edited is None else edited
 
     def with_gradients(self, flow: Tensor, carried: Tensor | None) -> Tensor:
-        """With backward rules; ``flow`` itself where hooks only read and nobody asks for gradients."""
+        """With backward rules; ``flow`` itself where hooks only read and no gradient is asked."""
         parts, handled, normal_change = self.parts, False, None
         opened, along, across = _Open.apply(self, flow, carried)
         if parts.coords.listening:
@@ -269,7 +269,7 @@ class _Close(torch.autograd.Function):
             call.sent_coords = coords
             call.sent_tangent = tangent if ends_in_tangent else None
             along = call.handed(tangent if ends_in_tangent else coords)
-        if listens_across:
+        if tangent is not None and listens_across:
             call.sent_normal = g - tangent
             across = call.handed(call.sent_normal)
         return None, grad, along, across, None

@@ -136,11 +136,11 @@ def _is_part(name: str) -> bool:
 def never_fires(model: Any, hook_point: HookPoint) -> bool:
     """Whether a bridge lists this hook point but never reaches it.
 
-    TransformerLens 3.9 lists ``mlp.hook_in`` and ``mlp.hook_out`` of a block that has no MLP module
-    of its own (BERT's), and calls only the linear layers inside; 4.x calls them.
+    ``mlp.hook_in`` and ``mlp.hook_out`` of a block that has no MLP module of its own (BERT's) are
+    listed, while only the linear layers inside are called.
     """
     name = hook_point.name or ""
-    if not has_hooked_transformer() or not is_bridge(model) or ".mlp.hook_" not in name:
+    if not name.endswith((".mlp.hook_in", ".mlp.hook_out")) or not is_bridge(model):
         return False
     return getattr(model.get_submodule(name.rpartition(".")[0]), "name", "") is None
 

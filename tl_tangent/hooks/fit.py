@@ -10,6 +10,8 @@ from torch import Tensor
 
 from tl_tangent.errors import TangentRuntimeError, TangentValueError
 from tl_tangent.geometry import SubspaceFitter, SubspaceSet
+from tl_tangent.geometry.moments import Centering
+from tl_tangent.geometry.rank import Rank
 from tl_tangent.hooks import attachment
 from tl_tangent.hooks.attachment import Placed
 from tl_tangent.hooks.positions import NOT_FIRST, PositionMask, Positions, Run
@@ -57,7 +59,7 @@ def collect(
     *,
     positions: Positions = NOT_FIRST,
     per_head: bool = True,
-    centering: str = "global",
+    centering: Centering = "global",
     keep_sample: bool = False,
     sample_rows: int = 4096,
     seed: int = 0,
@@ -103,12 +105,12 @@ def fit_subspaces(
     model: Any,
     batches: Any,
     sites: Sites,
-    rank: int | float | str,
+    rank: Rank,
     method: str = "pca",
     *,
     positions: Positions = NOT_FIRST,
     per_head: bool = True,
-    centering: str = "global",
+    centering: Centering = "global",
     sample_rows: int = 4096,
     seed: int = 0,
     progress: bool = False,
@@ -141,7 +143,7 @@ def fit_subspaces(
         seed=seed,
         progress=progress,
     )
-    labels = {
+    labels: dict[str, Any] = {
         "model": getattr(model.cfg, "model_name", None),
         "positions": PositionMask(positions).description,
     }
@@ -155,8 +157,8 @@ def _listed(batches: Any) -> Any:
         return [batches]
     if not isinstance(batches, Iterable):
         raise TangentValueError(
-            f"batches is a {type(batches).__name__}; accepted are a tensor of tokens or an iterable "
-            "of inputs."
+            f"batches is a {type(batches).__name__}; accepted are a tensor of tokens or an "
+            "iterable of inputs."
         )
     return batches
 

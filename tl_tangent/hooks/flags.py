@@ -1,4 +1,4 @@
-"""Configuration flags that a gated hook point needs, held on and put back as the user last set them."""
+"""Flags that a gated hook point needs: held on, and put back as the user last set them."""
 
 from __future__ import annotations
 

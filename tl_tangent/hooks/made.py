@@ -28,8 +28,8 @@ def make(model: Any, name: str) -> HookPoint:
     is_attention = name.split(".")[2] == "attn"
     if is_attention and model.cfg.positional_embedding_type == "shortformer":
         raise TangentValueError(
-            f"{name} can't be made: under shortformer positions W_Q and W_K read another input than "
-            "W_V. Take hook_resid_pre."
+            f"{name} can't be made: under shortformer positions W_Q and W_K read another input "
+            "than W_V. Take hook_resid_pre."
         )
     branch.hook_in = HookPoint()
     branch.hook_in.name = name
@@ -93,7 +93,7 @@ class _Pack:
 
 
 class _Gather(torch.autograd.Function):
-    """Three equal inputs, in the order in which autograd would reach them -> the one that is seen."""
+    """Three equal inputs, in the order in which autograd reaches them -> the one that is seen."""
 
     @staticmethod
     def forward(ctx: Any, pack: _Pack, value: Tensor, key: Tensor, query: Tensor) -> Tensor:

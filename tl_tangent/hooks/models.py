@@ -57,7 +57,7 @@ class TangentMethods:
         bwd_hooks: Iterable[tuple[str | Callable, Callable]] = (),
         **kwargs: Any,
     ):
-        """``run_with_hooks(input, ...)`` with ``subspaces`` attached, so that hooks may name parts."""
+        """``run_with_hooks(input, ...)`` with ``subspaces`` attached: hooks may name parts."""
         with self.tangents(subspaces, sites):
             return self.run_with_hooks(  # type: ignore[attr-defined]
                 input, fwd_hooks=list(fwd_hooks), bwd_hooks=list(bwd_hooks), **kwargs

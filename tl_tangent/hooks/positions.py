@@ -113,7 +113,7 @@ class PositionMask:
 
     @property
     def key(self) -> Any:
-        """Equal for two masks that pick alike, as far as that is known without comparing tensors."""
+        """Equal for two masks that pick alike, as far as is known without comparing tensors."""
         return self.rule if isinstance(self.rule, str) else id(self.rule)
 
     def __repr__(self) -> str:
@@ -225,18 +225,16 @@ def _tokens(model: Any, given: Any, kwargs: dict[str, Any]) -> Tensor | None:
 
 
 def _real(mask: Tensor | None, length: int | None, offset: int, past: Any) -> Tensor | None:
-    if mask is None and compat.past_mask(past) is None:
+    remembered = compat.past_mask(past)
+    if mask is None and remembered is None:
         return None
     real = None if mask is None else mask.detach().to("cpu").bool()
     if real is not None and length is not None and real.shape[1] == length and offset:
-        before = compat.past_mask(past)
-        before = (
-            torch.ones(real.shape[0], offset, dtype=torch.bool)
-            if before is None
-            else before.detach().to("cpu").bool()[:, :offset]
-        )
+        before = torch.ones(real.shape[0], offset, dtype=torch.bool)
+        if remembered is not None:
+            before = remembered.detach().to("cpu").bool()[:, :offset]
         real = torch.cat([before, real], dim=1)
-    elif real is None and length is not None:
-        before = compat.past_mask(past).detach().to("cpu").bool()[:, :offset]
+    elif real is None and remembered is not None and length is not None:
+        before = remembered.detach().to("cpu").bool()[:, :offset]
         real = torch.cat([before, torch.ones(before.shape[0], length, dtype=torch.bool)], dim=1)
     return None if real is None or bool(real.all()) else real

@@ -87,16 +87,19 @@ class Site:
         return compat.GATED_HOOKS.get(self.name.rpartition(".")[2])
 
 
-def find_sites(model: Any, sites: Sites) -> list[Site]:
+def find_sites(
+    model: Any, sites: Sites, known: dict[str, HookPoint | None] | None = None
+) -> list[Site]:
     """The sites of ``model`` that a name, a pattern, a list of them, or a predicate names.
 
-    Two names of one hook point give one site, under the first of them.
+    Two names of one hook point give one site, under the first of them. ``known`` is what
+    :func:`known_sites` says of the model, where that is at hand already.
 
     Raises:
         TangentKeyError: a name or pattern that matches nothing here; the message lists the nearest
             names that do exist.
     """
-    known = known_sites(model)
+    known = known_sites(model) if known is None else known
     if callable(sites):
         names = [name for name in known if sites(name)]
         if not names:
@@ -113,7 +116,7 @@ def find_sites(model: Any, sites: Sites) -> list[Site]:
 
 
 def _is_stream(model: Any, known: dict[str, HookPoint | None], name: str) -> bool:
-    """On a bridge: is this the hook point of resid_mid, and not asked for as the MLP's own input?"""
+    """On a bridge: is this resid_mid's hook point, and not asked for as the MLP's own input?"""
     block = re.match(r"blocks\.\d+\.", name)
     if block is None or not compat.is_bridge(model) or is_made(name):
         return False
@@ -124,9 +127,7 @@ def _matches(model: Any, known: dict[str, HookPoint | None], pattern: str) -> It
     if pattern in known:
         yield pattern
         return
-    regex = re.compile(
-        re.escape(pattern).replace(r"\*\*", ".+").replace(r"\*", "[^.]+")
-    )
+    regex = re.compile(re.escape(pattern).replace(r"\*\*", ".+").replace(r"\*", "[^.]+"))
     found = [name for name in known if regex.fullmatch(name)]
     if not found:
         raise TangentKeyError(_missing(model, known, pattern))

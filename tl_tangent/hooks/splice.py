@@ -36,9 +36,9 @@ class Layer(Protocol):
 class Stream:
     """The residual stream between attention and MLP of a bridge's block.
 
-    A bridge's ``hook_resid_mid`` feeds the MLP branch alone. Layers placed there therefore act where
-    the attention's output joins the stream: they see ``x = resid_pre + attn_out``, and what they
-    change is added to ``attn_out``, which both the MLP branch and the skip path read.
+    A bridge's ``hook_resid_mid`` feeds the MLP branch alone. Layers placed there therefore act
+    where the attention's output joins the stream: they see ``x = resid_pre + attn_out``, and what
+    they change is added to ``attn_out``, which both the MLP branch and the skip path read.
     """
 
     def __init__(self, site: str) -> None:
@@ -167,7 +167,8 @@ def splice_in(hook_point: HookPoint, runs: RunBox) -> Splice:
     """Turn ``hook_point`` into a spliced one, unless it is; returns its splice."""
     if not isinstance(hook_point, SplicedHookPoint):
         hook_point.__dict__["_splice"] = Splice(runs)
-        hook_point.__class__ = _spliced_class(type(hook_point))
+        cls: Any = type(hook_point)
+        hook_point.__class__ = _spliced_class(cls)
     return hook_point.__dict__["_splice"]
 
 
@@ -179,7 +180,7 @@ def splice_out(hook_point: HookPoint) -> None:
 
 
 @functools.cache
-def _spliced_class(cls: type) -> type:
+def _spliced_class(cls: Any) -> type:
     if cls is HookPoint:
         return SplicedHookPoint
     return type(f"Spliced{cls.__name__}", (SplicedHookPoint, cls), {"_plain": cls})
