@@ -23,10 +23,9 @@ from tl_tangent.geometry import (
 )
 from tl_tangent.hooks.attach import ablating, attach, attached, detach, tangents
 from tl_tangent.hooks.fit import collect, fit_subspaces
-from tl_tangent.hooks.models import TangentBridge
 
 if TYPE_CHECKING:
-    from tl_tangent.hooks.models import TangentHookedTransformer
+    from tl_tangent.hooks.models import TangentBridge, TangentHookedTransformer
 
 try:
     __version__ = version("tl-tangent")
@@ -59,10 +58,17 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """``TangentHookedTransformer`` exists where TransformerLens has HookedTransformer."""
+    """The model classes, imported when they are asked for: TransformerLens' own take seconds."""
     if name == "TangentHookedTransformer":
-        from tl_tangent.hooks import compat, models
+        from tl_tangent.hooks import compat
 
         compat.hooked_transformer_class()  # on TransformerLens 4: says what to install or use
-        return models.TangentHookedTransformer
+    if name in ("TangentBridge", "TangentHookedTransformer"):
+        from tl_tangent.hooks import models
+
+        return getattr(models, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import sys
+from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.HookedRootModule import HookedRootModule
 
@@ -30,7 +32,6 @@ try:
     from transformer_lens.conversion_utils.conversion_steps.base_tensor_conversion import (
         BaseTensorConversion,
     )
-    from transformer_lens.model_bridge import TransformerBridge
 except ImportError as error:  # pragma: no cover - needs an unsupported version
     raise TangentImportError(
         f"transformer-lens {importlib.metadata.version('transformer-lens')} is outside the "
@@ -59,13 +60,31 @@ def hooked_transformer_class() -> type:
     return HookedTransformer
 
 
-def is_bridge(model: nn.Module) -> bool:
-    return isinstance(model, TransformerBridge)
+def hooked_config_class() -> type:
+    """``HookedTransformerConfig`` of TransformerLens 3.9."""
+    hooked_transformer_class()
+    from transformer_lens import HookedTransformerConfig
+
+    return HookedTransformerConfig
 
 
-def is_hooked(model: nn.Module) -> bool:
+def weight_conversions() -> ModuleType:
+    """The weight converters of TransformerLens 3.9, one a family."""
+    hooked_transformer_class()
+    from transformer_lens.pretrained import weight_conversions as conversions
+
+    return conversions
+
+
+def is_bridge(model: Any) -> bool:
+    """Whether ``model`` is a TransformerBridge (a module that takes seconds to import)."""
+    bridges = sys.modules.get("transformer_lens.model_bridge.bridge")
+    return bridges is not None and isinstance(model, bridges.TransformerBridge)
+
+
+def is_hooked(model: Any) -> bool:
     """Whether ``model`` has TransformerLens hook points that can be spliced."""
-    return isinstance(model, (HookedRootModule, TransformerBridge))
+    return isinstance(model, HookedRootModule) or is_bridge(model)
 
 
 def attention_mask_of_tokens(
@@ -175,7 +194,7 @@ def forward_ad_active() -> bool:
     )
 
 
-def bridge_from_hf(hf_model: Any, tokenizer: Any, **kwargs: Any) -> TransformerBridge:
+def bridge_from_hf(hf_model: Any, tokenizer: Any, **kwargs: Any) -> Any:
     """A bridge around a Hugging Face model in memory, by its own architecture name."""
     from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 

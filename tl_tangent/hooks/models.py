@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from transformer_lens.model_bridge import TransformerBridge
+
 from tl_tangent.hooks import attach as _attach
 from tl_tangent.hooks import compat
 from tl_tangent.hooks.sites import Sites
@@ -69,7 +71,7 @@ class TangentMethods:
         return "\n".join(["tangents attached at", *rows]) if rows else ""
 
 
-class TangentBridge(TangentMethods, compat.TransformerBridge):
+class TangentBridge(TangentMethods, TransformerBridge):
     """TransformerBridge with tangent hook points; every constructor returns this class."""
 
     @classmethod
@@ -94,14 +96,18 @@ class TangentBridge(TangentMethods, compat.TransformerBridge):
         return cls.wrap(compat.bridge_from_hf(hf_model, tokenizer, **kwargs))
 
     @classmethod
-    def wrap(cls, bridge: compat.TransformerBridge) -> TangentBridge:
+    def wrap(cls, bridge: TransformerBridge) -> TangentBridge:
         """Turn an existing bridge, in place, into one of this class."""
         bridge.__class__ = cls
         return bridge  # type: ignore[return-value]
 
 
-if TYPE_CHECKING or compat.has_hooked_transformer():
+if TYPE_CHECKING:
     from transformer_lens import HookedTransformer
+elif compat.has_hooked_transformer():
+    HookedTransformer = compat.hooked_transformer_class()
+
+if TYPE_CHECKING or compat.has_hooked_transformer():
 
     class TangentHookedTransformer(TangentMethods, HookedTransformer):
         """HookedTransformer with tangent hook points as methods."""

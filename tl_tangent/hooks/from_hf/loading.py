@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tl_tangent.errors import TangentValueError, nearest
-from tl_tangent.hooks.compat import hooked_transformer_class
+from tl_tangent.hooks import compat
 from tl_tangent.hooks.from_hf.configs import FAMILIES, Family
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def hooked_from_hf(
         TangentValueError: For a family or a setting that HookedTransformer cannot represent, a
             quantised or modified model, an unknown override, a tokenizer that has no folder.
     """
-    model_class = model_class or hooked_transformer_class()
+    model_class = model_class or compat.hooked_transformer_class()
     family = _family_of(hf_model)
     _check_tokenizer(tokenizer)
     weight = next(hf_model.parameters())
@@ -150,9 +150,8 @@ def _check_tokenizer(tokenizer: PreTrainedTokenizerBase | None) -> None:
 
 
 def _build_config(hf_config: Any, family: Family, overrides: dict[str, Any]) -> Any:
-    from transformer_lens import HookedTransformerConfig
-
-    known = [field.name for field in dataclasses.fields(HookedTransformerConfig)]
+    config_class: Any = compat.hooked_config_class()
+    known = [field.name for field in dataclasses.fields(config_class)]
     for name in overrides:
         if name not in known:
             raise TangentValueError(
@@ -165,7 +164,7 @@ def _build_config(hf_config: Any, family: Family, overrides: dict[str, Any]) -> 
         "init_weights": False,
         **overrides,
     }
-    return HookedTransformerConfig(**fields)
+    return config_class(**fields)
 
 
 def _allowed_processing(cfg: Any, requested: dict[str, bool]) -> dict[str, bool]:
@@ -196,9 +195,7 @@ def _allowed_processing(cfg: Any, requested: dict[str, bool]) -> dict[str, bool]
 @torch.no_grad()
 def _convert(hf_model: PreTrainedModel, family: Family, cfg: Any) -> dict[str, Tensor]:
     """The weights of ``hf_model`` under HookedTransformer's names, on one device, in cfg.dtype."""
-    from transformer_lens.pretrained import weight_conversions
-
-    state = getattr(weight_conversions, family.converter)(hf_model, cfg)
+    state = getattr(compat.weight_conversions(), family.converter)(hf_model, cfg)
     if family.optional_attention_bias and hf_model.config.attention_bias:
         state.update(_attention_biases(hf_model, cfg))
     state.setdefault("unembed.b_U", torch.zeros(cfg.d_vocab))  # folding may write to it
