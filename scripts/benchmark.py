@@ -111,6 +111,9 @@ def make_jobs(
     def plain() -> None:
         model(tokens)
 
+    def without_unembedding() -> None:
+        model(tokens, return_type=None)
+
     def inactive() -> None:
         with model.tangents(subspaces):
             model(tokens)
@@ -124,7 +127,7 @@ def make_jobs(
         model(tokens)
 
     def fit() -> None:
-        tt.collect(model, {"input": tokens, "stop_at_layer": None}, sites)
+        tt.collect(model, tokens, sites)  # needs no logits, and computes none
 
     def project(x: Tensor, hook: Any) -> Tensor:
         subspace = subspaces[hook.name]
@@ -151,6 +154,7 @@ def make_jobs(
         "read coordinates": attached(model, subspaces, inactive_in=read),
         "zero the tangent part": ablated(model, subspaces, zero),
         "fit (exact second moments)": fit,
+        "plain, without unembedding": without_unembedding,
         "attach, run, detach": inactive,
         "instead: dense projectors, zeroing": dense_projector,
         "instead: cache, then coordinates": cache_then_project,
