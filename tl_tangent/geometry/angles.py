@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_tangent.geometry.linalg import orthonormal_columns
+from tl_tangent.geometry.linalg import one_thread, orthonormal_columns
 
 
 def principal_angles(
@@ -21,8 +21,9 @@ def principal_angles(
     if large.shape[-1] < small.shape[-1]:
         large, small = small, large
     shared = large.mT @ small
-    cosines = torch.linalg.svdvals(shared).clamp(max=1)
-    sines = torch.linalg.svdvals(small - large @ shared).flip(-1).clamp(max=1)
+    with one_thread():
+        cosines = torch.linalg.svdvals(shared).clamp(max=1)
+        sines = torch.linalg.svdvals(small - large @ shared).flip(-1).clamp(max=1)
     return torch.where(cosines.square() > 0.5, sines.asin(), cosines.acos())
 
 

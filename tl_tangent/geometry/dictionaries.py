@@ -12,7 +12,7 @@ from torch import Tensor
 from tl_tangent.errors import TangentValueError
 from tl_tangent.geometry.checks import check_finite
 from tl_tangent.geometry.eigen import Eigen, eigen_of
-from tl_tangent.geometry.linalg import canonical_signs, full_dtype, significant
+from tl_tangent.geometry.linalg import canonical_signs, full_dtype, one_thread, significant
 from tl_tangent.geometry.subspace import TangentSubspace
 
 
@@ -75,7 +75,8 @@ def ordered(directions: Float[Tensor, "d k"], eigen: Eigen, rank: int | None) ->
     basis = span(directions)
     if rank is not None and basis.shape[1] < rank:
         raise _too_few(rank, basis.shape[1])
-    variances, turn = torch.linalg.eigh(eigen.within(basis))
+    with one_thread():
+        variances, turn = torch.linalg.eigh(eigen.within(basis))
     basis, variances = basis @ turn.flip(1), variances.flip(0).clamp(min=0)
     return Directions(canonical_signs(basis[:, :rank]), variances[:rank])
 
@@ -97,7 +98,8 @@ def span(directions: Float[Tensor, "d k"], rank: int | None = None) -> Float[Ten
     units = directions[:, norms > 0] / norms[norms > 0]
     if not units.numel():
         raise _too_few(rank or 1, 0)
-    vectors, values, _ = torch.linalg.svd(units, full_matrices=False)
+    with one_thread():
+        vectors, values, _ = torch.linalg.svd(units, full_matrices=False)
     found = int(significant(values, max(units.shape), torch.float32).sum())
     if rank is not None and found < rank:
         raise _too_few(rank, found)

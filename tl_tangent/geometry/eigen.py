@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tl_tangent.geometry.linalg import one_thread
+
 NOISE_FACTOR = 2.0
 TINY_SHIFT = 1e-200
 
@@ -43,7 +45,8 @@ class Eigen:
 
 def eigen_of(matrix: Float[Tensor, "d d"], precision: torch.dtype) -> Eigen:
     """Decompose a symmetric float64 matrix whose entries were computed in ``precision``."""
-    values, vectors = torch.linalg.eigh(matrix)
+    with one_thread():
+        values, vectors = torch.linalg.eigh(matrix)
     values = values.flip(0).clamp(min=0)
     return Eigen(
         values=values,
@@ -70,7 +73,8 @@ def nystrom_eigen(
     core = omega.mT @ shifted
     factor = torch.linalg.cholesky((core + core.mT) / 2)
     left = torch.linalg.solve_triangular(factor, shifted.mT, upper=False).mT
-    vectors, singular, _ = torch.linalg.svd(left, full_matrices=False)
+    with one_thread():
+        vectors, singular, _ = torch.linalg.svd(left, full_matrices=False)
     values = (singular.square() - shift).clamp(min=0)
     return Eigen(
         values=values,

@@ -29,9 +29,25 @@ def canonical_signs(basis: Float[Tensor, "*head d rank"]) -> Float[Tensor, "*hea
     return torch.where(peak < 0, -basis, basis)
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run small decompositions on one thread.
+
+    A thin QR gains nothing from a second one, and on a machine whose cores are shared it waits for
+    it a thousand times longer than it computes.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def orthonormal_columns(matrix: Float[Tensor, "*head d rank"]) -> Float[Tensor, "*head d rank"]:
     """Return an orthonormal basis of the columns' span, in float64 and canonical in sign."""
-    return canonical_signs(torch.linalg.qr(matrix.double())[0])
+    with one_thread():
+        return canonical_signs(torch.linalg.qr(matrix.double())[0])
 
 
 def orthonormality_error(basis: Float[Tensor, "*head d rank"]) -> float:
@@ -51,7 +67,8 @@ def significant(
 
 def numerical_rank(matrix: Float[Tensor, "*head d k"]) -> int:
     """Return the numerical rank of ``matrix`` at its own precision (the smallest over heads)."""
-    values = torch.linalg.svdvals(matrix.double())
+    with one_thread():
+        values = torch.linalg.svdvals(matrix.double())
     kept = significant(values, max(matrix.shape[-2:]), full_dtype(matrix.dtype))
     return int(kept.sum(-1).min())
 
