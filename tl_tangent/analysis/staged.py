@@ -107,9 +107,11 @@ class StagedLoss:
 
 
 def _row_loss(logits: Float[Tensor, "pos vocab"], tokens: Int[Tensor, " pos"]) -> float:
-    """Summed next-token cross-entropy of one row, in float32 and added up in float64."""
-    losses = cross_entropy(logits[:-1].float(), tokens[1:].to(logits.device), reduction="none")
-    return float(losses.sum(dtype=torch.float64))
+    """Summed next-token cross-entropy of one row, in float64.
+
+    In float32 the log-sum-exp over a vocabulary of 49152 is 2e-5 nats off, always to one side.
+    """
+    return float(cross_entropy(logits[:-1].double(), tokens[1:].to(logits.device), reduction="sum"))
 
 
 def _device(model: Any) -> torch.device:
