@@ -340,7 +340,7 @@ class TestRefusals:
             SubspaceFitter(D).update(torch.zeros(3, D + 1))
         with pytest.raises(TangentValueError, match="one leading axis"):
             SubspaceFitter(D).update(torch.zeros(2, 3, D))
-        with pytest.raises(TangentValueError, match=r"'pcaa'; nearest: pca"):
+        with pytest.raises(TangentValueError, match=r"'pcaa'; there are pca, svd"):
             fitted(cloud(9)).fit(1, "pcaa")
         with pytest.raises(REFUSED):
             SubspaceFitter(D, centering="median")  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ import torch
 import transformers
 
 from tests import families
+from tl_tangent import TangentBridge
 from tl_tangent.errors import TangentImportError, TangentValueError
 from tl_tangent.hooks.from_hf import FAMILIES, configs, hooked_from_hf, loading
 
@@ -165,6 +166,13 @@ def test_the_class_asked_for_is_returned():
 
 
 @needs_hooked
+def test_a_bridged_model_is_refused_by_its_name():
+    hf = families.hf_model("llama")
+    TangentBridge.from_hf(hf)
+    with pytest.raises(TangentValueError, match="already part of a bridge"):
+        TangentBridge.from_hf(hf)
+
+
 def test_config_overrides():
     hf = families.hf_model("gpt2")
     model = hooked_from_hf(hf, n_ctx=16, n_layers=1, default_prepend_bos=False)

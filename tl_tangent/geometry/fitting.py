@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_tangent.errors import TangentValueError, nearest
+from tl_tangent.errors import TangentValueError
 from tl_tangent.geometry.checks import check_activations, check_finite
 from tl_tangent.geometry.dictionaries import explained_share, span
 from tl_tangent.geometry.eigen import Eigen
@@ -191,7 +191,7 @@ class SubspaceFitter:
                 that of the data, or if the method needs a sample and none was kept.
         """
         if method not in EXTRACTORS:
-            raise TangentValueError(f"no method {method!r}; nearest: {nearest(method, EXTRACTORS)}")
+            raise TangentValueError(f"no method {method!r}; there are {', '.join(EXTRACTORS)}")
         moments = self._seen()
         centering: Centering = "none" if method in UNCENTERED else self.centering
         with exact_math(moments.device):

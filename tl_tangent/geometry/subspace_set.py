@@ -125,7 +125,8 @@ class SubspaceSet(Mapping[str, TangentSubspace]):
 
     def __repr__(self) -> str:
         ranks = sorted({subspace.rank for subspace in self.values()})
-        return f"SubspaceSet({len(self)} sites, ranks {ranks}: {nearest('', self, n=3)}, ...)"
+        shown = ", ".join([*list(self)[:3], *(["..."] if len(self) > 3 else [])])
+        return f"SubspaceSet({len(self)} site{'s' * (len(self) != 1)}, ranks {ranks}: {shown})"
 
     def _repr_html_(self) -> str:
         rows = [{"site": site, **_row(subspace)} for site, subspace in self.items()]

@@ -168,7 +168,10 @@ class Ablation:
 
     def _head_mask(self, flow: Tensor) -> Tensor:
         if flow.ndim != 4:
-            raise TangentValueError(f"{self.site} has no heads: it holds {tuple(flow.shape)}.")
+            raise TangentValueError(
+                f"{self.site} has no heads: it holds {tuple(flow.shape)}. Name the per-head sites "
+                "with sites=, or leave heads out."
+            )
         n = flow.shape[2]
         bad = [head for head in self.spec.heads or () if not 0 <= head < n]
         if bad:

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.HookedRootModule import HookedRootModule
 
-from tl_tangent.errors import TangentImportError
+from tl_tangent.errors import TangentImportError, TangentValueError
 
 SUPPORTED_RANGE = ">=3.9,<5"
 GATED_HOOKS = {
@@ -194,8 +194,22 @@ def forward_ad_active() -> bool:
     )
 
 
+def check_not_bridged(hf_model: Any) -> None:
+    """Refuse a Hugging Face model that a bridge has already been built around.
+
+    Raises:
+        TangentValueError: it has; a bridge puts its own modules into the model.
+    """
+    if any("_original_component" in name for name, _ in hf_model.named_modules()):
+        raise TangentValueError(
+            f"this {type(hf_model).__name__} is already part of a bridge, which changed it in "
+            "place. Load it again (or deepcopy it before bridging)."
+        )
+
+
 def bridge_from_hf(hf_model: Any, tokenizer: Any, **kwargs: Any) -> Any:
     """A bridge around a Hugging Face model in memory, by its own architecture name."""
+    check_not_bridged(hf_model)
     from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
     if getattr(hf_model.config, "_attn_implementation", "eager") != "eager":

@@ -88,6 +88,8 @@ class TangentBridge(TangentMethods, TransformerBridge):
     def from_hf(cls, hf_model: Any, tokenizer: Any = None, **kwargs: Any) -> TangentBridge:
         """Bridge a Hugging Face model that is already in memory, without a network.
 
+        The bridge puts its own modules into ``hf_model``, which should not be used on its own then.
+
         Args:
             hf_model: any model whose architecture TransformerLens has an adapter for.
             tokenizer: its tokenizer, loaded from a folder or the hub; None to pass tokens only.

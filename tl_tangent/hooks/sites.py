@@ -154,7 +154,16 @@ def _missing(model: Any, known: dict[str, HookPoint | None], pattern: str) -> st
             " Attention and MLP of this model run in parallel, so there is no resid_mid: "
             "take hook_resid_pre or hook_resid_post."
         )
+    hint += _layer_hint(model, pattern)
     return f"this model has no site {pattern!r}.{hint} Nearest: {nearest(pattern, known)}."
+
+
+def _layer_hint(model: Any, pattern: str) -> str:
+    layer = re.match(r"blocks\.(\d+)\.", pattern)
+    n_layers = getattr(model.cfg, "n_layers", None)
+    if layer is None or n_layers is None or int(layer.group(1)) < n_layers:
+        return ""
+    return f" Its layers are 0 to {n_layers - 1}."
 
 
 def _occupant(model: Any, name: str) -> str | None:

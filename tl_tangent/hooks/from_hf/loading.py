@@ -124,6 +124,8 @@ def _check_unmodified(hf_model: PreTrainedModel, family: Family) -> None:
     """Refuse parameters that the family does not have (adapters), which would be left out."""
     import transformers
 
+    compat.check_not_bridged(hf_model)
+
     with torch.device("meta"):
         plain = getattr(transformers, family.architecture)(copy.deepcopy(hf_model.config))
     differing = {n for n, _ in hf_model.named_parameters()} ^ {
