@@ -46,6 +46,12 @@ class RunFolder:
     def _settle(self, wanted: dict[str, Any]) -> None:
         file = self.path / CONFIGURATION
         if not file.exists():
+            stray = sorted(self.path.glob(PIECES)) + sorted(self.path.glob("*.safetensors"))
+            if stray:
+                raise TangentFileError(
+                    f"{self.path} holds {stray[0].name} and no {CONFIGURATION}, so nobody knows "
+                    "what it was measured with. Name another folder, or delete this one."
+                )
             self.write_text(CONFIGURATION, json.dumps(wanted, indent=2) + "\n")
             return
         try:

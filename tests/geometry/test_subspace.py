@@ -325,4 +325,4 @@ class TestSubspaceSet:
         subspaces = SubspaceSet({"a": make()})
         assert torch.equal(pickle.loads(pickle.dumps(subspaces))["a"].basis, subspaces["a"].basis)
         assert copy.deepcopy(subspaces)["a"] is subspaces["a"]
-        assert "<td>a</td>" in subspaces._repr_html_() and "1 sites" in repr(subspaces)
+        assert "<td>a</td>" in subspaces._repr_html_() and "1 site" in repr(subspaces)

@@ -124,7 +124,7 @@ def test_modes_are_their_formulas():
         v, n = split(x)
         return rebuilt(v, n.flatten(0, 1).mean(0).expand_as(n))
 
-    random = subspace.random_normals(1, 5)[0]
+    random = subspaces.random_normals(1, 5)[0][SITE]
     cases = [
         ({}, lambda x: rebuilt(0, split(x)[1])),
         ({"part": "normal"}, lambda x: rebuilt(split(x)[0], 0)),
@@ -317,3 +317,63 @@ def test_batched_equals_one_by_one():
     batched = ablated(model, tokens, subspaces, positions=[0, 2])
     single = torch.cat([ablated(model, row[None], subspaces, positions=[0, 2]) for row in tokens])
     torch.testing.assert_close(batched, single, atol=1e-10, rtol=1e-10)
+
+
+def test_random_controls_differ_from_site_to_site():
+    sites = ["blocks.0.hook_resid_post", "blocks.1.hook_resid_post"]
+    model, tokens, subspaces = one(sites=sites)
+    with torch.no_grad():
+        _, plain = model.run_with_cache(tokens)
+        removed = {}
+        for site in sites:
+            with tt.ablating(model, subspaces, sites=site, mode="random", positions="all"):
+                _, cache = model.run_with_cache(tokens)
+            removed[site] = (plain[site] - cache[site]).flatten(0, 1)
+    spans = [torch.linalg.svd(removed[site])[2][:3].T for site in sites]
+    assert (spans[0].T @ spans[1]).square().sum() / 3 < 0.5
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"sites": []}, {"heads": []}, {"positions": slice(100, 200)}, {"layers": []}],
+    ids=["sites", "heads", "positions", "layers"],
+)
+def test_an_ablation_of_nothing_is_an_error(options):
+    model, tokens, subspaces = one()
+    with pytest.raises(tt.TangentError):
+        ablated(model, tokens, subspaces, **options)
+
+
+def test_what_is_not_finite_stays_where_it_is():
+    model, tokens, subspaces = one()
+
+    def poison(x, hook):
+        x = x.clone()
+        x[:, 0, 0] = float("inf")
+        return x
+
+    hooks = [("blocks.0.hook_mlp_out", poison)]
+    with torch.no_grad(), model.hooks(fwd_hooks=hooks):
+        _, plain = model.run_with_cache(tokens)
+        with tt.ablating(model, subspaces, positions="not_first"):
+            _, cache = model.run_with_cache(tokens)
+        with tt.tangents(model, subspaces):
+            _, read = model.run_with_cache(tokens)
+    finite = [c[SITE][:, 0].isfinite().sum() for c in (plain, cache, read)]
+    assert finite[0] == finite[1] == finite[2] > 0
+
+
+def test_a_mask_passed_by_position_counts():
+    model, tokens, subspaces = one()
+    mask = torch.ones_like(tokens)
+    mask[0, :3] = 0
+    with torch.no_grad(), tt.ablating(model, subspaces, positions=[0]):
+        named = model(tokens, attention_mask=mask)
+    import inspect
+
+    order = list(inspect.signature(type(model).forward).parameters)[2:]
+    defaults = inspect.signature(type(model).forward).parameters
+    given = [defaults[name].default for name in order[: order.index("attention_mask")]]
+    with torch.no_grad(), tt.ablating(model, subspaces, positions=[0]):
+        placed = model(tokens, *given, mask)
+    assert torch.equal(named, placed)

@@ -347,3 +347,33 @@ def test_a_hook_point_replaced_behind_our_back_is_noticed():
             model.blocks[0].hook_resid_post = torch.nn.Identity()
             model.setup()
             model(tokens)
+
+
+def test_contexts_closed_out_of_order_leave_nothing():
+    model, tokens, subspaces = setup()
+    before, plain = trace(model), model(tokens)
+    outer, inner = tt.ablating(model, subspaces), tt.ablating(model, subspaces, part="normal")
+    outer.__enter__()
+    inner.__enter__()
+    model(tokens)
+    outer.__exit__(None, None, None)
+    assert not torch.equal(model(tokens), plain)  # the inner one is still open
+    inner.__exit__(None, None, None)
+    assert trace(model) == before and torch.equal(model(tokens), plain)
+
+
+def test_detaching_inside_a_hook_is_safe():
+    model, tokens, subspaces = setup()
+    plain = model(tokens)
+    tt.attach(model, subspaces)
+    hooks = [(f"{SITE}.hook_tangent", lambda v, hook: tt.detach(model) and None)]
+    assert torch.equal(model.run_with_hooks(tokens, fwd_hooks=hooks), plain)
+    assert torch.equal(model(tokens), plain)
+
+
+def test_a_context_that_fails_to_open_leaves_nothing():
+    model, _, subspaces = setup(sites=["blocks.0.mlp.hook_in"], rank=20)
+    before = trace(model)
+    with pytest.raises(tt.TangentValueError), tt.ablating(model, subspaces, mode="random"):
+        pass
+    assert trace(model) == before

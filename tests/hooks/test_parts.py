@@ -346,3 +346,14 @@ def test_autocast_does_not_narrow_the_split():
             _, cache = model.run_with_cache(tokens, names_filter=site)
     expected = subspaces[site].coordinates(cache[site].float())
     torch.testing.assert_close(kept["a"].float(), expected, atol=0.02, rtol=0.01)
+
+
+def test_an_empty_batch_passes():
+    model, tokens, subspaces, site = one()
+    with torch.no_grad(), tt.tangents(model, subspaces):
+        hooks = [(f"{site}.hook_tangent", lambda v, hook: None)]
+        try:
+            expected = model(tokens[:0]).shape
+        except (RuntimeError, IndexError):
+            pytest.skip("the host takes no empty batch")
+        assert model.run_with_hooks(tokens[:0], fwd_hooks=hooks).shape == expected

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tl_tangent.errors import TangentKeyError, TangentRuntimeError, TangentValueError
-from tl_tangent.geometry import TangentSubspace
+from tl_tangent.geometry import SubspaceSet, TangentSubspace
 from tl_tangent.hooks.frame import Frame, Frames
 from tl_tangent.hooks.positions import CUSTOM, NOT_FIRST, PositionMask, Positions, Run
 
@@ -123,14 +123,15 @@ class Ablation:
 
     def __init__(self, spec: AblationSpec, subspace: TangentSubspace, site: str, names: list[str]):
         if spec.mode == "random":
-            subspace = subspace.random_normals(1, spec.seed)[0]
+            subspace = SubspaceSet({site: subspace}).random_normals(1, spec.seed)[0][site]
         self.spec = spec
         self.site = site
         self.frames = Frames(subspace)
         rule = spec.positions if spec.positions is not None else remembered_positions(subspace)
         self.positions = PositionMask(rule)
         self.source = spec.source_at(names)
-        self.fired = 0
+        self.fired = 0  # passes that reached the site
+        self.took = 0  # those in which it found a position to edit
 
     @property
     def listening(self) -> bool:
@@ -143,6 +144,8 @@ class Ablation:
         whole = x if carried is None else (flow + carried).to(frame.dtype)
         edit = _tangent_edit if self._edits_tangent else _normal_edit
         self.fired += 1
+        if not self.took and (mask is None or bool(mask.any())):
+            self.took = self.fired
         return edit(self, frame, x, whole, mask, run).to(flow.dtype)
 
     @property
@@ -267,9 +270,7 @@ def _tangent_edit(
             coords, lambda source: frame.coordinates(source.to(frame.dtype)), mask, run
         )
         change = change - coords
-    if mask is not None:
-        change = change * mask
-    return frame.add_lifted(x, change)
+    return frame.add_lifted(x, _where(mask, change))
 
 
 def _normal_edit(
@@ -286,6 +287,9 @@ def _normal_edit(
         change = -normal
     else:
         change = ablation.replacement(normal, normal_of, mask, run) - normal
-    if mask is not None:
-        change = change * mask
-    return x + change
+    return x + _where(mask, change)
+
+
+def _where(mask: Tensor | None, change: Tensor) -> Tensor:
+    """The change where the mask selects, zero elsewhere (also where the change is not finite)."""
+    return change if mask is None else torch.where(mask, change, change.new_zeros(()))

@@ -38,8 +38,7 @@ def attach(model: Any, subspaces: Any, sites: Sites | None = None, *, any_model:
         TangentKeyError: a site that the model does not have; the nearest ones are listed.
         TangentValueError: a subspace of another width, of other heads, or of another model.
     """
-    state = attachment.attachments_of(model)
-    before = list(state.placed) if state else []
+    before = attachment.placed_on(model)
     new = attachment.place_parts(model, subspaces, sites, any_model=any_model)
     attachment.reconcile(model, [*before, *new])
     return model
@@ -149,8 +148,13 @@ def ablating(
             f"source is one tensor and {len(chosen)} sites are ablated: pass a mapping from site "
             "to activations, such as a cache."
         )
+    if not chosen or spec.heads == ():
+        raise TangentValueError(
+            f"there is nothing to ablate: {len(chosen)} sites, heads={heads!r}. Name one at least."
+        )
     _check_heads(model, chosen, spec)
-    placed = [_place(model, site, subspace, spec) for site, subspace in chosen]
+    with attachment.undone_on_error(model):
+        placed = [_place(model, site, subspace, spec) for site, subspace in chosen]
     with attachment.temporarily(model, placed):
         yield model
         attachment.check_in_place(model, placed)
@@ -194,4 +198,10 @@ def _check_fired(placed: list[Placed]) -> None:
         raise TangentRuntimeError(
             f"{len(silent)} of {len(placed)} ablated sites never fired: {shown}. Run the model "
             "inside the block; under stop_at_layer, restrict the ablation with layers=."
+        )
+    idle = [e.site.name for e in placed if isinstance(e.layer, Ablation) and not e.layer.took]
+    if idle:
+        raise TangentRuntimeError(
+            f"the ablation at {idle[0]} found no position to edit in any pass, so it changed "
+            "nothing. Check positions= against the length of the sequences."
         )

@@ -32,6 +32,7 @@ class Placed:
 
     site: Site
     layer: Layer
+    scoped: bool = False  # placed by a context, and gone with it
 
 
 class Attachments:
@@ -180,13 +181,36 @@ def _forward_noting_run(model: Any, *args: Any, **kwargs: Any) -> Any:
 @contextmanager
 def temporarily(model: Any, placed: Iterable[Placed]) -> Iterator[None]:
     """Place layers inside everything that is there; afterwards put back what was there before."""
-    state = attachments_of(model)
-    before = list(state.placed) if state else []
-    reconcile(model, [*before, *placed])
+    before = placed_on(model)
+    own = [replace(entry, scoped=True) for entry in placed]
+    reconcile(model, [*before, *own])
     try:
         yield
     finally:
-        reconcile(model, before)
+        reconcile(model, _after(before, own, placed_on(model)))
+
+
+def _after(before: list[Placed], own: list[Placed], current: list[Placed]) -> list[Placed]:
+    """What was attached before a context, and the other contexts that are still open."""
+    kept = [entry for entry in before if not entry.scoped or entry in current]
+    opened = [entry for entry in current if entry.scoped and entry not in [*before, *own]]
+    return [*kept, *opened]
+
+
+def placed_on(model: Any) -> list[Placed]:
+    """The layers on ``model``, in order."""
+    state = attachments_of(model)
+    return list(state.placed) if state else []
+
+
+@contextmanager
+def undone_on_error(model: Any) -> Iterator[None]:
+    """Remove hook points that were made for layers which then could not be placed."""
+    try:
+        yield
+    except BaseException:
+        reconcile(model, placed_on(model))
+        raise
 
 
 def realised(model: Any, site: Site) -> Site:
@@ -210,8 +234,9 @@ def place_parts(
 ) -> list[Placed]:
     """Layers that show the parts of ``subspaces`` at their sites."""
     chosen = matched_subspaces(model, subspaces, sites, any_model=any_model)
-    found = [(realised(model, site), subspace) for site, subspace in chosen]
-    return [Placed(site, Parts(subspace, site)) for site, subspace in found]
+    with undone_on_error(model):
+        found = [(realised(model, site), subspace) for site, subspace in chosen]
+        return [Placed(site, Parts(subspace, site)) for site, subspace in found]
 
 
 def matched_subspaces(
@@ -266,6 +291,10 @@ def check_fits(model: Any, site: Site, subspace: TangentSubspace, *, any_model: 
     if subspace.heads is not None and heads is not None and subspace.heads != heads:
         raise TangentValueError(
             f"the subspace for {site.name} has {subspace.heads} heads and the site {heads}."
+        )
+    if subspace.heads is not None and width is not None and not site.per_head:
+        raise TangentValueError(
+            f"the subspace for {site.name} has a basis a head, and the site holds no heads."
         )
     name = getattr(model.cfg, "model_name", None)
     if not any_model and subspace.model is not None and name not in (None, subspace.model):

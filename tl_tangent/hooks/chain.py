@@ -87,13 +87,13 @@ class _Call:
         return exact.to(self.dtype, copy=True)
 
     def settle_coords(self, returned: Tensor) -> None:
-        self.parts.coords.check(returned, self.base)
+        returned = self.parts.coords.checked(returned, self.base, self.dtype)
         change = change_of(returned, self.base)
         self.coords = self.base if change is None else self.base + change
 
     def settle_tangent(self, returned: Tensor) -> None:
         """Fold an edit of v into the coordinates, where it has to lie."""
-        self.parts.tangent.check(returned, self.tangent)
+        returned = self.parts.tangent.checked(returned, self.tangent, self.dtype)
         change = change_of(returned, self.tangent)
         if change is not None:
             moved = self.frame.linear_coordinates(change)
@@ -102,7 +102,7 @@ class _Call:
             self.coords = self.coords + moved
 
     def normal_change(self, returned: Tensor) -> Tensor | None:
-        self.parts.normal.check(returned, self.normal)
+        returned = self.parts.normal.checked(returned, self.normal, self.dtype)
         change = change_of(returned, self.normal)
         if change is None:
             return None
@@ -142,16 +142,16 @@ class _Call:
         if parts.coords.listening:
             along, given = parts.coords(along), along
             handled |= along is not given or parts.coords.differentiated
-            self.settle_coords(along.detach())
+            self.settle_coords(along)
         if parts.tangent.listening:
             given = _Lift.apply(self, along)
             along = parts.tangent(given)
             handled |= along is not given or parts.tangent.differentiated
-            self.settle_tangent(along.detach())
+            self.settle_tangent(along)
         if parts.normal.listening:
             across, given = parts.normal(across), across
             handled |= across is not given or parts.normal.differentiated
-            normal_change = self.normal_change(across.detach())
+            normal_change = self.normal_change(across)
         with torch.no_grad():
             edited = self.joined(flow, normal_change)
         if edited is None and not handled:

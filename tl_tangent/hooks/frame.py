@@ -35,7 +35,7 @@ class Frame:
         if self.per_head:
             return self.linear_coordinates(x) - self.mean_coordinates
         flat = torch.addmm(-self.mean_coordinates, x.reshape(-1, x.shape[-1]), self.basis)
-        return flat.view(*x.shape[:-1], -1)
+        return flat.view(*x.shape[:-1], self.basis.shape[-1])
 
     def linear_coordinates(self, x: Tensor) -> Tensor:
         """Q^T x."""
@@ -103,7 +103,12 @@ class Frames:
 
 def changed_rows(returned: Tensor, exact: Tensor) -> Tensor | None:
     """Rows [..., 1] in which ``returned`` differs, by value, from what was handed out; or None."""
-    rows = (returned != exact.to(returned.dtype)).any(dim=-1, keepdim=True)
+    handed = exact.to(returned.dtype)
+    differs = returned != handed
+    if not bool(differs.any()):
+        return None
+    both_nan = (returned != returned) & (handed != handed)
+    rows = (differs & ~both_nan).any(dim=-1, keepdim=True)
     return rows if bool(rows.any()) else None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
@@ -37,14 +38,19 @@ class PartHookPoint(HookPoint):
         """Whether anything would be called when a gradient passes."""
         return bool(self._backward_hooks or self._backward_pre_hooks)
 
-    def check(self, returned: Any, exact: Tensor) -> None:
-        """Refuse a hook's return value that is no tensor of the part's shape."""
+    def checked(self, returned: Any, exact: Tensor, dtype: torch.dtype) -> Tensor:
+        """A hook's return value in the dtype that it was handed.
+
+        Raises:
+            TangentValueError: it is no tensor of the part's shape.
+        """
         if not isinstance(returned, Tensor) or returned.shape != exact.shape:
             got = tuple(returned.shape) if isinstance(returned, Tensor) else type(returned).__name__
             raise TangentValueError(
                 f"a hook on {self.name} returned {got}; a part keeps its shape, which is "
                 f"{tuple(exact.shape)}."
             )
+        return returned.to(dtype)
 
 
 class PartName(str):

@@ -6,6 +6,7 @@ from the first real token. Padding is never selected.
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -176,8 +177,13 @@ def _checked_mask(mask: Tensor) -> Tensor:
 
 def _checked_list(positions: Any) -> list[int]:
     try:
+        positions = list(positions)
+        if any(isinstance(p, bool) for p in positions):
+            raise TangentValueError(
+                "positions is a list of booleans; a mask is a boolean tensor [pos] or [batch, pos]."
+            )
         found = [operator.index(p) for p in positions]
-    except (TypeError, ValueError):
+    except TypeError:
         raise TangentValueError(_ACCEPTED.format(positions)) from None
     if not found:
         raise TangentValueError("positions is an empty list: nothing would be taken.")
@@ -196,7 +202,8 @@ def run_of_forward(model: Any, args: tuple, kwargs: dict[str, Any]) -> Run:
     Tokens are padding where the attention mask says so or, without one, where the tokenizer's pad
     token leads (left padding) or trails (right padding).
     """
-    given = args[0] if args else kwargs.get("input", kwargs.get("tokens"))
+    kwargs = _by_name(model, args, kwargs)
+    given = next(iter(args), kwargs.get("input", kwargs.get("tokens")))
     past = kwargs.get("past_kv_cache", kwargs.get("past_key_values"))
     offset = compat.past_length(past)
     tokens = _tokens(model, given, kwargs)
@@ -207,6 +214,12 @@ def run_of_forward(model: Any, args: tuple, kwargs: dict[str, Any]) -> Run:
         )
     length = None if tokens is None else int(tokens.shape[1])
     return Run(length=length, offset=offset, real=_real(mask, length, offset, past))
+
+
+def _by_name(model: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call of ``model.forward`` by their names, however they were passed."""
+    bound = inspect.signature(type(model).forward).bind_partial(model, *args, **kwargs).arguments
+    return {**bound.get("kwargs", {}), **bound.get("model_kwargs", {}), **bound}
 
 
 def _tokens(model: Any, given: Any, kwargs: dict[str, Any]) -> Tensor | None:

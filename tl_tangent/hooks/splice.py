@@ -152,8 +152,9 @@ class SplicedHookPoint(HookPoint):
     """A HookPoint that runs a splice; instances are made by changing a HookPoint's class."""
 
     def __call__(self, x: Any) -> Any:
+        splice = self.splice  # a hook may detach it
         x = super().__call__(x)
-        return self.splice.leave(x) if isinstance(x, Tensor) else x
+        return splice.leave(x) if isinstance(x, Tensor) else x
 
     def forward(self, x: Any) -> Any:
         return self.splice.enter(x, self.hook_conversion) if isinstance(x, Tensor) else x
