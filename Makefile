@@ -33,9 +33,8 @@ help:
 setup: $(VENV)/.package
 setup-newest: $(VENV_NEWEST)/.package
 
-# Passive waiting: on shared cores torch's threads would spin for each other.
 demo: setup
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/tl-tangent report --out $(OUT)/report
+	$(BIN)/tl-tangent report --out $(OUT)/report
 
 test: setup
 	$(TEST_ENV) $(BIN)/python $(PYTEST)
