@@ -377,3 +377,17 @@ def test_a_context_that_fails_to_open_leaves_nothing():
     with pytest.raises(tt.TangentValueError), tt.ablating(model, subspaces, mode="random"):
         pass
     assert trace(model) == before
+
+
+def test_the_run_with_twins_attach_for_one_call():
+    model = tt.TangentBridge.wrap(families.bridge("gpt2"))
+    tokens = families.tiny_tokens(model)
+    subspaces = helpers.random_subspaces(model, tokens, [SITE])
+    plain, part = model(tokens), f"{SITE}.hook_tangent"
+    assert torch.equal(model.run_with_tangents(tokens, subspaces), plain)
+    _, cache = model.run_with_cache_with_tangents(tokens, subspaces, names_filter=part)
+    assert part in cache
+    edit = [(part, lambda v, hook: v * 0)]
+    edited = model.run_with_hooks_with_tangents(tokens, subspaces, fwd_hooks=edit)
+    assert not torch.equal(edited, plain)
+    assert tt.attached(model) == {} and torch.equal(model(tokens), plain)

@@ -131,7 +131,7 @@ class Ablation:
         self.positions = PositionMask(rule)
         self.source = spec.source_at(names)
         self.fired = 0  # passes that reached the site
-        self.took = 0  # those in which it found a position to edit
+        self.took = False  # whether any of them had a position to edit
 
     @property
     def listening(self) -> bool:
@@ -145,7 +145,7 @@ class Ablation:
         edit = _tangent_edit if self._edits_tangent else _normal_edit
         self.fired += 1
         if not self.took and (mask is None or bool(mask.any())):
-            self.took = self.fired
+            self.took = True
         return edit(self, frame, x, whole, mask, run).to(flow.dtype)
 
     @property

@@ -53,8 +53,7 @@ def detach(model: Any, sites: Sites | None = None):
     Raises:
         TangentKeyError: nothing is attached at one of the sites.
     """
-    state = attachment.attachments_of(model)
-    placed = list(state.placed) if state else []
+    placed = attachment.placed_on(model)
     if sites is None:
         remaining = [entry for entry in placed if not isinstance(entry.layer, Parts)]
     else:
@@ -64,7 +63,7 @@ def detach(model: Any, sites: Sites | None = None):
             for entry in placed
             if not (isinstance(entry.layer, Parts) and id(entry.site.hook_point) in going)
         ]
-    if state:
+    if placed:
         attachment.reconcile(model, remaining)
     return model
 
@@ -83,8 +82,7 @@ def _attached_sites(model: Any, placed: list[Placed], sites: Sites):
 
 def attached(model: Any) -> dict[str, Any]:
     """The subspace at every spliced site of ``model``; at a stacked site, the innermost one."""
-    state = attachment.attachments_of(model)
-    entries = state.placed if state else []
+    entries = attachment.placed_on(model)
     return {e.site.name: e.layer.subspace for e in entries if isinstance(e.layer, Parts)}
 
 

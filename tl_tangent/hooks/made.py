@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
 from tl_tangent.errors import TangentValueError
@@ -48,9 +48,7 @@ def unmake(model: Any, name: str) -> None:
 def _busy(point: Any) -> bool:
     splice = point.__dict__.get("_splice")
     return bool(
-        point._forward_hooks
-        or point._backward_hooks
-        or (splice is not None and any(layer.listening for layer in splice.layers))
+        point._forward_hooks or point._backward_hooks or (splice is not None and splice.listening)
     )
 
 
@@ -121,8 +119,3 @@ class _Spread(torch.autograd.Function):
         total = query + key + value
         ctx.pack.total = total.clone()
         return None, total
-
-
-def has_reader(module: nn.Module) -> bool:
-    """Whether :func:`make` has put a hook point on this branch."""
-    return "_hook_in_handle" in module.__dict__

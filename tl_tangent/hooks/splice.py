@@ -107,11 +107,15 @@ class Splice:
         streams = (self.enters, self.writes, self.witnesses)
         return not self.layers and all(stream is None for stream in streams)
 
+    @property
+    def listening(self) -> bool:
+        return any(layer.listening for layer in self.layers)
+
     def enter(self, x: Tensor, conversion: Any) -> Tensor:
         """Run the layers on what enters the hook point, in the layout that its hooks see."""
         if self.witnesses is not None:
             self.witnesses.witness(x)
-        if not any(layer.listening for layer in self.layers):
+        if not self.listening:
             return x
         seen = x if conversion is None else conversion.convert(x)
         with _full_precision(seen):
