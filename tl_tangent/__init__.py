@@ -5,6 +5,12 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from tl_tangent.analysis.attention_scores import (
+    AttentionScoreSplit,
+    split_attention_layers,
+    split_attention_scores,
+)
+from tl_tangent.analysis.attention_shares import AttentionTermShares, attention_term_shares
 from tl_tangent.errors import (
     TangentError,
     TangentFileError,
@@ -33,6 +39,8 @@ except PackageNotFoundError:  # a source tree that is not installed
     __version__ = "0+unknown"
 
 __all__ = [
+    "AttentionScoreSplit",
+    "AttentionTermShares",
     "SubspaceFitter",
     "SubspaceSet",
     "TangentBridge",
@@ -47,12 +55,15 @@ __all__ = [
     "ablating",
     "attach",
     "attached",
+    "attention_term_shares",
     "collect",
     "detach",
     "fit_subspaces",
     "isoscore",
     "isoscore_from_covariance",
     "isoscore_star",
+    "split_attention_layers",
+    "split_attention_scores",
     "tangents",
 ]
 

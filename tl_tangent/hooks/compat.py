@@ -186,6 +186,13 @@ def past_mask(past: Any) -> Tensor | None:
     return getattr(past, "previous_attention_mask", None)
 
 
+def rotated_share(config: Any) -> float:
+    """Which share of a head's entries a rotary model rotates, as its configuration says."""
+    from transformer_lens.utilities.hf_utils import get_rotary_pct_from_config
+
+    return float(get_rotary_pct_from_config(config))
+
+
 def forward_ad_active() -> bool:
     """Whether forward-mode differentiation or a functorch transform is running."""
     return (

@@ -96,7 +96,7 @@ def collect(
     placed = [Placed(site, collector) for site, collector in zip(found, collectors, strict=True)]
     stop = _stop_at_layer(model, found)
     with attachment.temporarily(model, placed), torch.no_grad():
-        for batch in _shown(_listed(batches), progress):
+        for batch in shown(listed(batches), progress):
             _run_batch(model, batch, collectors, stop)
     return {collector.site: _filled(collector) for collector in collectors}
 
@@ -152,7 +152,8 @@ def fit_subspaces(
     )
 
 
-def _listed(batches: Any) -> Any:
+def listed(batches: Any) -> Any:
+    """Return an iterable of batches; a tensor, a string or a mapping is one batch."""
     if isinstance(batches, (Tensor, str, Mapping)):
         return [batches]
     if not isinstance(batches, Iterable):
@@ -163,27 +164,37 @@ def _listed(batches: Any) -> Any:
     return batches
 
 
-def _shown(batches: Any, progress: bool) -> Any:
+def shown(batches: Any, progress: bool, label: str = "fitting") -> Any:
+    """Return the batches, under a progress bar if asked for."""
     if not progress:
         return batches
     from tqdm.auto import tqdm
 
-    return tqdm(batches, desc="fitting", unit="batch")
+    return tqdm(batches, desc=label, unit="batch")
 
 
 def _run_batch(model: Any, batch: Any, collectors: list[Collector], stop: int | None) -> None:
-    options = dict(batch) if isinstance(batch, Mapping) else {"input": batch}
+    given, options = batch_input(batch)
     group = options.pop("group", None)
     for collector in collectors:
         collector.group = group
+    if stop is not None:
+        options.setdefault("stop_at_layer", stop)
+    model(given, return_type=None, **options)
+
+
+def batch_input(batch: Any) -> tuple[Any, dict[str, Any]]:
+    """Take a batch apart into the model's input and its keyword arguments.
+
+    Raises:
+        TangentValueError: a mapping without an ``input``.
+    """
+    options = dict(batch) if isinstance(batch, Mapping) else {"input": batch}
     if "input" not in options:
         raise TangentValueError(
             f"a batch has the keys {sorted(options)}: the model's input goes under 'input'."
         )
-    given = options.pop("input")
-    if stop is not None:
-        options.setdefault("stop_at_layer", stop)
-    model(given, return_type=None, **options)
+    return options.pop("input"), options
 
 
 def _stop_at_layer(model: Any, sites: list[Site]) -> int | None:

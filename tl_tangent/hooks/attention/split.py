@@ -1,0 +1,199 @@
+"""A subspace and a layer that was observed -> the parts of its queries and keys.
+
+In the attention's input z, or in the residual stream x in front of the norm, a token is
+``mean + v + n``. Through the norm (its scale frozen at the token's own), W_Q or W_K, the norm of
+queries and keys (frozen too) and the rotation, all of them linear, each part becomes a part of the
+query or of the key; biases and the norm's beta go with the mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tl_tangent.errors import TangentRuntimeError
+from tl_tangent.geometry import TangentSubspace
+from tl_tangent.geometry.linalg import full_dtype
+from tl_tangent.geometry.score_terms import SideParts
+from tl_tangent.hooks.attention.circuit import Projection, QKCircuit
+from tl_tangent.hooks.attention.norms import FrozenNorm
+from tl_tangent.hooks.attention.observe import Observed
+from tl_tangent.hooks.attention.rotary import Rotate
+
+Space: TypeAlias = Literal["input", "residual"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """The tokens in the space of the subspace, and the way from there to the attention's input.
+
+    Attributes:
+        x: in float32 at least.
+        attn_input: what W_Q and W_K read.
+        norm: the norm between the two; None where they are one space.
+        scale: what that norm divides each token by.
+    """
+
+    x: Float[Tensor, "batch pos d_model"]
+    attn_input: Float[Tensor, "batch pos d_model"]
+    norm: FrozenNorm | None
+    scale: Float[Tensor, "batch pos 1"] | None
+
+    def image(self, vectors: Float[Tensor, "*axes d_model"]) -> Float[Tensor, "*axes d_model"]:
+        """Send vectors through the norm, without its bias and its division."""
+        return vectors if self.norm is None else self.norm.linear(vectors)
+
+
+def source_of(circuit: QKCircuit, observed: Observed, space: Space) -> Source:
+    """Return the tokens of the space that a subspace lives in.
+
+    Raises:
+        TangentRuntimeError: the norm in front of the attention is not the one that was read.
+    """
+    z = observed.attn_input.to(full_dtype(observed.attn_input.dtype))
+    if space == "input" or observed.attn_input is observed.resid_pre:
+        return Source(z, z, None, None)
+    x = observed.resid_pre.to(z.dtype)
+    if torch.equal(x, z):  # no norm in front of the attention
+        return Source(z, z, None, None)
+    norm = circuit.input_norm
+    error = float("inf") if norm is None else float((norm(x) - z).abs().max() / z.abs().max())
+    if norm is None or not error < _NORM_TOLERANCE[observed.attn_input.dtype.itemsize]:
+        raise TangentRuntimeError(
+            f"layer {circuit.layer}: the attention does not read the norm of hook_resid_pre that "
+            f"was found (relative difference {error:.1e}), so the split can't pass through it. Is "
+            "something edited in between? Otherwise fit the subspace at attn.hook_in."
+        )
+    return Source(x, z, norm, norm.scale(x))
+
+
+# by bytes a number: half precision keeps 3 digits
+_NORM_TOLERANCE = {1: 0.2, 2: 5e-2, 4: 1e-3, 8: 1e-5}
+
+
+def split_sides(
+    circuit: QKCircuit, observed: Observed, subspace: TangentSubspace, space: Space
+) -> tuple[SideParts, SideParts]:
+    """Return the parts of queries and keys; ``scale * q . k`` summed over parts is the raw score.
+
+    The scale is multiplied into the queries. Where every query head has a subspace of its own, keys
+    come once a query head.
+
+    Raises:
+        TangentRuntimeError: see :func:`source_of`.
+    """
+    source = source_of(circuit, observed, space)
+    times = circuit.group if subspace.heads is not None else 1
+    keys = observed.key.repeat_interleave(times, dim=2) if times > 1 else observed.key
+    query_parts = _parts(circuit.query, observed.query, source, subspace, observed.rotate)
+    key_parts = _parts(circuit.key.repeated(times), keys, source, subspace, observed.rotate)
+    return SideParts(*(part * circuit.scale for part in query_parts)), key_parts
+
+
+def projection_error(circuit: QKCircuit, observed: Observed, rows: slice) -> float:
+    """Compare the model's own queries and keys at some positions with ``z W + b``.
+
+    Returns:
+        The largest difference over the largest entry.
+    """
+    z = observed.attn_input[:, rows]
+    z = z.to(full_dtype(z.dtype))
+    errors = []
+    for projection, found in ((circuit.query, observed.query), (circuit.key, observed.key)):
+        own = _biased(projection.project(z), projection.bias)
+        difference = (found[:, rows] - own).abs().max() / own.abs().max()
+        errors.append(float(difference))
+    return max(errors)
+
+
+def _parts(
+    projection: Projection,
+    projected: Float[Tensor, "batch pos head d_head"],
+    source: Source,
+    subspace: TangentSubspace,
+    rotate: Rotate | None,
+) -> SideParts:
+    """Split what was projected; the normal part is what mean and tangent part leave of it."""
+    total, mean, tangent = (
+        _by_head(x)
+        for x in (
+            projected.to(source.x.dtype),
+            _mean_part(projection, source, subspace),
+            _tangent_part(projection, source, subspace),
+        )
+    )
+    if projection.norm is not None:
+        total, mean, tangent = _normed(projection, total, mean, tangent)
+    if rotate is not None:
+        total, mean, tangent = rotate(total), rotate(mean), rotate(tangent)
+    return SideParts(mean, tangent, total - mean - tangent)
+
+
+def _by_head(x: Float[Tensor, "batch pos head d_head"]) -> Float[Tensor, "batch head pos d_head"]:
+    return x.transpose(1, 2)
+
+
+def _biased(x: Tensor, bias: Tensor | None) -> Tensor:
+    return x if bias is None else x + bias
+
+
+def _mean_part(
+    projection: Projection, source: Source, subspace: TangentSubspace
+) -> Float[Tensor, "_ pos head d_head"]:
+    """The image of the mean, with all biases; the same at every token unless a norm divides."""
+    _, mean = subspace.on(source.x.device, source.x.dtype)
+    found = _through(projection, source.image(mean))[None, None]
+    if source.scale is None:
+        return _biased(found, projection.bias).expand(1, source.x.shape[1], -1, -1)
+    found = found / source.scale[..., None]
+    if source.norm is not None and source.norm.bias is not None:
+        found = found + projection.project(source.norm.bias)
+    return _biased(found, projection.bias)
+
+
+def _tangent_part(
+    projection: Projection, source: Source, subspace: TangentSubspace
+) -> Float[Tensor, "batch pos head d_head"]:
+    """Coordinates in Q_T times the image of Q_T, which is computed once for all tokens."""
+    basis, mean = subspace.on(source.x.device, source.x.dtype)
+    image = source.image(basis.mT)  # [*head, rank, d_model]
+    if subspace.heads is None:
+        coordinates = (source.x - mean) @ basis
+        if source.scale is not None:
+            coordinates = coordinates / source.scale
+        seen = projection.project(image)  # [rank, head, d_head]
+        return (coordinates @ seen.flatten(1)).unflatten(-1, seen.shape[1:])
+    offset = torch.einsum("hd,hdr->hr", mean, basis)
+    coordinates = torch.einsum("bpd,hdr->bphr", source.x, basis) - offset
+    if source.scale is not None:
+        coordinates = coordinates / source.scale[..., None]
+    return torch.einsum("bphr,hrd,hde->bphe", coordinates, image, projection.weight)
+
+
+def _through(projection: Projection, mean: Tensor) -> Float[Tensor, "head d_head"]:
+    if mean.ndim == 1:
+        return projection.project(mean)
+    return torch.einsum("hd,hde->he", mean, projection.weight)
+
+
+def _normed(
+    projection: Projection, total: Tensor, mean: Tensor, tangent: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Norm queries or keys, the scale frozen at that of the whole vector."""
+    norm, heads = projection.norm, projection.heads
+    assert norm is not None
+    if projection.norm_over_heads:
+        total, mean, tangent = (x.transpose(1, 2).flatten(2) for x in (total, mean, tangent))
+    elif norm.gain is not None and norm.gain.ndim == 2:
+        norm = FrozenNorm(norm.centred, norm.gain[:, None], norm.bias, norm.eps)
+    scale = norm.scale(total)
+    parts = [norm.linear(x) / scale for x in (total, mean, tangent)]
+    if norm.bias is not None:
+        parts[0], parts[1] = parts[0] + norm.bias, parts[1] + norm.bias
+    if projection.norm_over_heads:
+        parts = [x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in parts]
+    return parts[0], parts[1], parts[2]
