@@ -15,7 +15,7 @@ from tl_tangent.analysis.term_rows import term_rows
 from tl_tangent.errors import TangentRuntimeError
 from tl_tangent.geometry.display import html_table
 from tl_tangent.geometry.score_moments import TermMoments, term_moments
-from tl_tangent.geometry.score_terms import GROUPS, POSITION, TERMS, SideParts, term_maps
+from tl_tangent.geometry.score_terms import GROUPS, POSITION, TERMS, SideParts, scores, term_maps
 from tl_tangent.hooks.attention.choose import Chosen, choose
 from tl_tangent.hooks.attention.observe import Observed
 from tl_tangent.hooks.attention.pass_over import Pass, pass_over, with_mask
@@ -145,11 +145,8 @@ def rebuilt(
     chosen: Chosen, observed: Observed, parts: tuple[SideParts, SideParts], rows: slice
 ) -> Float[Tensor, "batch head query key"]:
     """Return the scores of some queries from the parts: capped, with positions, not masked."""
-    query, key = parts
-    some = SideParts(*(part[:, :, rows] for part in query))
-    total = sum(term_maps(some, key).values())
-    assert isinstance(total, Tensor)
-    total = capped(total, chosen.circuit.cap)
+    query, key = (side.total for side in parts)
+    total = capped(scores(query[:, :, rows], key), chosen.circuit.cap)
     return total if observed.position is None else total + observed.position[..., rows, :]
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from tl_tangent.geometry.score_moments import TermMoments
 
 SHARES = ("square_share", "variance_share", "score_share")
@@ -30,9 +32,7 @@ def term_rows(layer: int, moments: TermMoments) -> list[dict[str, Any]]:
     squares, spread = moments.squares, moments.spread
     square_share = squares / squares.sum(0)
     variance_share = spread / spread.sum(0)
-    score_share = moments.along / moments.total_spread
-    cancelling = moments.total_spread / spread.sum(0)
-    return [
+    rows = [
         {
             "layer": layer,
             "head": head,
@@ -40,9 +40,16 @@ def term_rows(layer: int, moments: TermMoments) -> list[dict[str, Any]]:
             "mean_square": float(squares[i, head]) / max(moments.cells, 1),
             "square_share": float(square_share[i, head]),
             "variance_share": float(variance_share[i, head]),
-            "score_share": float(score_share[i, head]),
-            "cancelling": float(cancelling[head]),
         }
         for head in range(squares.shape[1])
         for i, name in enumerate(moments.names)
     ]
+    return rows if moments.along is None else _with_signed(rows, moments.along, spread)
+
+
+def _with_signed(rows: list[dict[str, Any]], along: Tensor, spread: Tensor) -> list[dict[str, Any]]:
+    score_share = along / along.sum(0)
+    cancelling = along.sum(0) / spread.sum(0)
+    for row, share in zip(rows, score_share.T.flatten().tolist(), strict=True):
+        row |= {"score_share": share, "cancelling": float(cancelling[row["head"]])}
+    return rows

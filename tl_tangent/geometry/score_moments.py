@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tl_tangent.geometry.score_terms import POSITION, TERMS, SideParts
 
-BLOCK = 32
+BLOCK = 64
 
 
 @dataclass(frozen=True)
@@ -28,18 +28,15 @@ class TermMoments:
         cells: number of cells that were summed over, the same in every head.
         squares: sum of the squared terms.
         spread: sum of the squared deviations from each query's mean over its keys.
-        along: sum of the term's deviation times that of the whole score (the sum of all terms), so
-            that the rows add up to ``total_spread``.
-        total_squares, total_spread: ``squares`` and ``spread`` of the whole score.
+        along: sum of the term's deviation times that of the score (the sum of all terms), so that
+            the rows add up to the score's own ``spread``; None unless asked for.
     """
 
     names: tuple[str, ...]
     cells: int
     squares: Float[Tensor, "term head"]
     spread: Float[Tensor, "term head"]
-    along: Float[Tensor, "term head"]
-    total_squares: Float[Tensor, " head"]
-    total_spread: Float[Tensor, " head"]
+    along: Float[Tensor, "term head"] | None = None
 
     def __add__(self, other: TermMoments) -> TermMoments:
         return TermMoments(
@@ -47,9 +44,7 @@ class TermMoments:
             cells=self.cells + other.cells,
             squares=self.squares + other.squares,
             spread=self.spread + other.spread,
-            along=self.along + other.along,
-            total_squares=self.total_squares + other.total_squares,
-            total_spread=self.total_spread + other.total_spread,
+            along=None if self.along is None or other.along is None else self.along + other.along,
         )
 
 
@@ -58,6 +53,8 @@ def term_moments(
     key: SideParts,
     mask: Bool[Tensor, "_ pos pos"],
     position: Float[Tensor, "_ head pos pos"] | None = None,
+    *,
+    along: bool = True,
     block: int = BLOCK,
 ) -> TermMoments:
     """Sum the terms of a score, their squares, and their products with the score, over its cells.
@@ -66,12 +63,13 @@ def term_moments(
         query, key: the parts of both sides; keys may have fewer heads.
         mask: True at the cells that count; all heads share it.
         position: an additive position term, which makes every cell be computed on its own.
+        along: whether to sum the products with the score, half as much work again.
         block: how many queries are taken together.
     """
     if position is None and _is_causal(mask):
-        sums = _causal_sums(query, key, mask, block)
+        sums = _causal_sums(query, key, mask, along, block)
     else:
-        sums = _cell_sums(query, key, mask, position, block)
+        sums = _cell_sums(query, key, mask, position, along, block)
     return _moments(sums, mask)
 
 
@@ -91,34 +89,42 @@ class _Sums:
     Attributes:
         first: each term, summed over the keys of a query.
         second: its square, over all cells.
-        with_total: its product with the sum of all terms, over all cells.
+        with_total: its product with the sum of all terms, over all cells, or None.
         at_mean: each term at the mean key.
     """
 
     first: Float[Tensor, "term batch kv_head group query"]
     second: Float[Tensor, "term kv_head group"]
-    with_total: Float[Tensor, "term kv_head group"]
+    with_total: Float[Tensor, "term kv_head group"] | None
     at_mean: Float[Tensor, "nine batch kv_head group query"]
 
 
-def _causal_sums(query: SideParts, key: SideParts, mask: Tensor, block: int) -> _Sums:
+def _causal_sums(query: SideParts, key: SideParts, mask: Tensor, along: bool, block: int) -> _Sums:
     """Sum the blocks on the diagonal cell by cell, and all keys before them by their moments."""
     n = mask.shape[-1]
     queries, keys, mean = _blocked(query, key, mask, block)
     diagonal = _in_blocks(_in_blocks(mask, 2, block), 1, block).diagonal(dim1=1, dim2=3)
-    near = _sums_of_cells(queries, keys, diagonal.movedim(-1, 1))
+    near = _sums_of_cells(queries, keys, diagonal.movedim(-1, 1), None, along)
     before = _at(queries, _before(keys.sum(-2, keepdim=True)))
-    total, key_total = (_total(x).expand_as(x) for x in (queries, keys))
+    with_total = near.with_total
+    if with_total is not None:
+        total, key_total = (_total(x).expand_as(x) for x in (queries, keys))
+        with_total = with_total + _inner(queries.mT @ total, keys.mT @ key_total)
     return _Sums(
         first=(near.first + before)[..., :n],
         second=near.second + _inner(queries.mT @ queries, keys.mT @ keys),
-        with_total=near.with_total + _inner(queries.mT @ total, keys.mT @ key_total),
+        with_total=with_total,
         at_mean=_at(queries, mean)[..., :n],
     )
 
 
 def _cell_sums(
-    query: SideParts, key: SideParts, mask: Tensor, position: Tensor | None, block: int
+    query: SideParts,
+    key: SideParts,
+    mask: Tensor,
+    position: Tensor | None,
+    along: bool,
+    block: int,
 ) -> _Sums:
     """Sum cell by cell, a block of queries at a time."""
     n = mask.shape[-1]
@@ -126,13 +132,19 @@ def _cell_sums(
     found = []
     for rows in (slice(start, start + block) for start in range(0, n, block)):
         bias = None if position is None else position[..., rows, :]
-        found.append(_sums_of_cells(queries[..., rows, :], keys, mask[:, None, rows], bias))
+        some = queries[..., rows, :]
+        found.append(_sums_of_cells(some, keys, mask[:, None, rows], bias, along))
     return _Sums(
         first=torch.cat([one.first for one in found], dim=-1),
         second=torch.stack([one.second for one in found]).sum(0),
-        with_total=torch.stack([one.with_total for one in found]).sum(0),
+        with_total=_added([one.with_total for one in found]),
         at_mean=_at(queries, mean),
     )
+
+
+def _added(found: list[Tensor | None]) -> Tensor | None:
+    known = [x for x in found if x is not None]
+    return torch.stack(known).sum(0) if known else None
 
 
 def _blocked(
@@ -192,7 +204,9 @@ def _by_term(
 
 def _before(x: Float[Tensor, "batch kv_head block *axes"]) -> Tensor:
     """Sum what lies in earlier blocks."""
-    return x.cumsum(2) - x
+    n = x.shape[2]
+    earlier = torch.ones(n, n, dtype=x.dtype, device=x.device).tril(-1)
+    return (earlier @ x.flatten(3)).unflatten(-1, x.shape[3:])
 
 
 def _inner(
@@ -214,24 +228,24 @@ def _sums_of_cells(
     queries: Float[Tensor, "batch kv_head block a group query d_head"],
     keys: Float[Tensor, "batch kv_head _ c key d_head"],
     mask: Bool[Tensor, "_ block query key"],
-    position: Float[Tensor, "_ head query key"] | None = None,
+    position: Float[Tensor, "_ head query key"] | None,
+    along: bool,
 ) -> _Sums:
     """Sum over cells one by one; a position term becomes a tenth term. ``at_mean`` stays empty."""
     inside = mask[:, None, :, None, None, :, None, :]
     terms = [_maps(queries, keys).mul_(inside)]
-    total = _maps(_total(queries), _total(keys)).mul_(inside)
     if position is not None:
         split = position.unflatten(1, (keys.shape[1], -1))[:, :, None, None, :, :, None]
-        terms.append((split * inside).expand_as(total))
-        total = total + terms[-1]
-    found = [
-        (x.sum(-1), torch.linalg.vector_norm(x, dim=-1).square(), (x * total).sum(-1))
-        for x in terms
-    ]
-    first, second, with_total = (
-        torch.cat([_by_term(x) for x in part]) for part in zip(*found, strict=True)
-    )
-    return _Sums(first, second.sum((1, -1)), with_total.sum((1, -1)), first[:0])
+        shape = (*queries.shape[:3], 1, *queries.shape[4:6], 1, keys.shape[4])
+        terms.append((split * inside).expand(shape))
+    first = torch.cat([_by_term(x.sum(-1)) for x in terms])
+    norms = [torch.linalg.vector_norm(x, dim=-1) for x in terms]
+    second = torch.cat([_by_term(x.square()) for x in norms])
+    with_total = None
+    if along:
+        total = _maps(_total(queries), _total(keys)).mul_(inside) + sum(terms[1:])
+        with_total = torch.cat([_by_term((x * total).sum(-1)) for x in terms]).sum((1, -1))
+    return _Sums(first, second.sum((1, -1)), with_total, first[:0])
 
 
 def _moments(sums: _Sums, mask: Tensor) -> TermMoments:
@@ -240,21 +254,19 @@ def _moments(sums: _Sums, mask: Tensor) -> TermMoments:
     n = mask.sum(-1)[:, None, None].to(first)
     shift = torch.zeros_like(first)
     shift[: len(TERMS)] = sums.at_mean
-    whole, whole_shift, whole_second = (x.sum(0) for x in (first, shift, sums.with_total))
-    inverse = 1 / n.clamp(min=1)
-
-    def heads(x: Tensor) -> Tensor:
-        return x.double().flatten(-2)
+    mean = first / n.clamp(min=1)
 
     def over_rows(x: Tensor) -> Tensor:
-        return heads(x.double().sum(dim=(-4, -1)))
+        return x.double().sum(dim=(-4, -1)).flatten(-2)
 
+    second = sums.second.double().flatten(-2)
+    along = None
+    if sums.with_total is not None:
+        along = sums.with_total.double().flatten(-2) - over_rows(mean * first.sum(0))
     return TermMoments(
         names=TERMS if len(first) == len(TERMS) else (*TERMS, POSITION),
         cells=int(mask.sum()) * (first.shape[1] // mask.shape[0]),
-        squares=heads(sums.second) + over_rows(shift * (2 * first + n * shift)),
-        spread=(heads(sums.second) - over_rows(inverse * first.square())).clamp(min=0),
-        along=heads(sums.with_total) - over_rows(inverse * first * whole),
-        total_squares=heads(whole_second) + over_rows(whole_shift * (2 * whole + n * whole_shift)),
-        total_spread=(heads(whole_second) - over_rows(inverse * whole.square())).clamp(min=0),
+        squares=second + over_rows(shift * (2 * first + n * shift)),
+        spread=(second - over_rows(mean * first)).clamp(min=0),
+        along=along,
     )

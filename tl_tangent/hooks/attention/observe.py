@@ -98,7 +98,7 @@ def _check_one_input(model: Any) -> None:
             )
 
 
-@dataclass
+@dataclass(repr=False)  # a host names every hook by its repr, which would be the model's
 class _Watch:
     """Gathers what one layer's attention reads on the way to its scores."""
 

@@ -78,9 +78,9 @@ _NORM_TOLERANCE = {1: 0.2, 2: 5e-2, 4: 1e-3, 8: 1e-5}
 def split_sides(
     circuit: QKCircuit, observed: Observed, subspace: TangentSubspace, space: Space
 ) -> tuple[SideParts, SideParts]:
-    """Return the parts of queries and keys; ``scale * q . k`` summed over parts is the raw score.
+    """Return the parts of queries and keys, whose products add up to the scores before any cap.
 
-    The scale is multiplied into the queries. Where every query head has a subspace of its own, keys
+    The scale is multiplied into the keys. Where every query head has a subspace of its own, keys
     come once a query head.
 
     Raises:
@@ -89,9 +89,14 @@ def split_sides(
     source = source_of(circuit, observed, space)
     times = circuit.group if subspace.heads is not None else 1
     keys = observed.key.repeat_interleave(times, dim=2) if times > 1 else observed.key
-    query_parts = _parts(circuit.query, observed.query, source, subspace, observed.rotate)
-    key_parts = _parts(circuit.key.repeated(times), keys, source, subspace, observed.rotate)
-    return SideParts(*(part * circuit.scale for part in query_parts)), key_parts
+    coordinates = _coordinates(source, subspace)
+    query_parts = _parts(
+        circuit.query, observed.query, source, subspace, coordinates, observed.rotate
+    )
+    key_parts = _parts(
+        circuit.key.repeated(times), keys, source, subspace, coordinates, observed.rotate
+    )
+    return query_parts, SideParts(*(part * circuit.scale for part in key_parts))
 
 
 def projection_error(circuit: QKCircuit, observed: Observed, rows: slice) -> float:
@@ -115,6 +120,7 @@ def _parts(
     projected: Float[Tensor, "batch pos head d_head"],
     source: Source,
     subspace: TangentSubspace,
+    coordinates: Tensor,
     rotate: Rotate | None,
 ) -> SideParts:
     """Split what was projected; the normal part is what mean and tangent part leave of it."""
@@ -123,7 +129,7 @@ def _parts(
         for x in (
             projected.to(source.x.dtype),
             _mean_part(projection, source, subspace),
-            _tangent_part(projection, source, subspace),
+            _tangent_part(projection, source, subspace, coordinates),
         )
     )
     if projection.norm is not None:
@@ -155,23 +161,29 @@ def _mean_part(
     return _biased(found, projection.bias)
 
 
+def _coordinates(
+    source: Source, subspace: TangentSubspace
+) -> Float[Tensor, "batch pos *head rank"]:
+    """Coordinates of every token in Q_T, over the scale of its norm."""
+    basis, mean = subspace.on(source.x.device, source.x.dtype)
+    if subspace.heads is None:
+        found, scale = source.x @ basis - mean @ basis, source.scale
+    else:
+        found = torch.einsum("bpd,hdr->bphr", source.x, basis) - (mean[:, None] @ basis)[:, 0]
+        scale = None if source.scale is None else source.scale[..., None]
+    return found if scale is None else found / scale
+
+
 def _tangent_part(
-    projection: Projection, source: Source, subspace: TangentSubspace
+    projection: Projection, source: Source, subspace: TangentSubspace, coordinates: Tensor
 ) -> Float[Tensor, "batch pos head d_head"]:
     """Coordinates in Q_T times the image of Q_T, which is computed once for all tokens."""
-    basis, mean = subspace.on(source.x.device, source.x.dtype)
+    basis, _ = subspace.on(source.x.device, source.x.dtype)
     image = source.image(basis.mT)  # [*head, rank, d_model]
-    if subspace.heads is None:
-        coordinates = (source.x - mean) @ basis
-        if source.scale is not None:
-            coordinates = coordinates / source.scale
-        seen = projection.project(image)  # [rank, head, d_head]
-        return (coordinates @ seen.flatten(1)).unflatten(-1, seen.shape[1:])
-    offset = torch.einsum("hd,hdr->hr", mean, basis)
-    coordinates = torch.einsum("bpd,hdr->bphr", source.x, basis) - offset
-    if source.scale is not None:
-        coordinates = coordinates / source.scale[..., None]
-    return torch.einsum("bphr,hrd,hde->bphe", coordinates, image, projection.weight)
+    if subspace.heads is not None:
+        return torch.einsum("bphr,hrd,hde->bphe", coordinates, image, projection.weight)
+    seen = projection.project(image)  # [rank, head, d_head]
+    return (coordinates @ seen.flatten(1)).unflatten(-1, seen.shape[1:])
 
 
 def _through(projection: Projection, mean: Tensor) -> Float[Tensor, "head d_head"]:
