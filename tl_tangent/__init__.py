@@ -5,12 +5,20 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from tl_tangent.analysis.attention_patterns import (
+    PatternDivergence,
+    attention_pattern_divergence,
+)
 from tl_tangent.analysis.attention_scores import (
     AttentionScoreSplit,
     split_attention_layers,
     split_attention_scores,
 )
 from tl_tangent.analysis.attention_shares import AttentionTermShares, attention_term_shares
+from tl_tangent.analysis.attention_term_losses import (
+    AttentionTermLosses,
+    attention_term_losses,
+)
 from tl_tangent.errors import (
     TangentError,
     TangentFileError,
@@ -28,6 +36,7 @@ from tl_tangent.geometry import (
     isoscore_star,
 )
 from tl_tangent.hooks.attach import ablating, attach, attached, detach, tangents
+from tl_tangent.hooks.attention.terms import attention_terms
 from tl_tangent.hooks.fit import collect, fit_subspaces
 
 if TYPE_CHECKING:
@@ -40,7 +49,9 @@ except PackageNotFoundError:  # a source tree that is not installed
 
 __all__ = [
     "AttentionScoreSplit",
+    "AttentionTermLosses",
     "AttentionTermShares",
+    "PatternDivergence",
     "SubspaceFitter",
     "SubspaceSet",
     "TangentBridge",
@@ -55,7 +66,10 @@ __all__ = [
     "ablating",
     "attach",
     "attached",
+    "attention_pattern_divergence",
+    "attention_term_losses",
     "attention_term_shares",
+    "attention_terms",
     "collect",
     "detach",
     "fit_subspaces",

@@ -15,7 +15,15 @@ from tl_tangent.analysis.term_rows import term_rows
 from tl_tangent.errors import TangentRuntimeError
 from tl_tangent.geometry.display import html_table
 from tl_tangent.geometry.score_moments import TermMoments, term_moments
-from tl_tangent.geometry.score_terms import GROUPS, POSITION, TERMS, SideParts, scores, term_maps
+from tl_tangent.geometry.score_terms import (
+    GROUPS,
+    POSITION,
+    TERMS,
+    SideParts,
+    capped,
+    scores,
+    term_maps,
+)
 from tl_tangent.hooks.attention.choose import Chosen, choose
 from tl_tangent.hooks.attention.observe import Observed
 from tl_tangent.hooks.attention.pass_over import Pass, pass_over, with_mask
@@ -148,11 +156,6 @@ def rebuilt(
     query, key = (side.total for side in parts)
     total = capped(scores(query[:, :, rows], key), chosen.circuit.cap)
     return total if observed.position is None else total + observed.position[..., rows, :]
-
-
-def capped(scores: Tensor, cap: float | None) -> Tensor:
-    """Apply a soft cap: ``cap * tanh(scores / cap)``."""
-    return scores if cap is None else cap * torch.tanh(scores / cap)
 
 
 def checked_error(

@@ -84,6 +84,13 @@ def summed(
     return total
 
 
+def capped(
+    scores: Float[Tensor, "*axes query key"], cap: float | None
+) -> Float[Tensor, "*axes query key"]:
+    """Apply a soft cap, ``cap * tanh(scores / cap)``; None leaves the scores as they are."""
+    return scores if cap is None else cap * torch.tanh(scores / cap)
+
+
 def term_names(given: str | tuple[str, ...] | list[str] | set[str]) -> tuple[str, ...]:
     """Return the terms that are named, groups such as ``"cross"`` written out, in their order.
 

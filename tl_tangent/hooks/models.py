@@ -10,6 +10,7 @@ from transformer_lens.model_bridge import TransformerBridge
 
 from tl_tangent.hooks import attach as _attach
 from tl_tangent.hooks import compat
+from tl_tangent.hooks.attention.terms import attention_terms
 from tl_tangent.hooks.sites import Sites
 
 
@@ -33,6 +34,10 @@ class TangentMethods:
     def ablating(self, subspaces: Any = None, **options: Any) -> AbstractContextManager:
         """Ablate for a ``with`` block; see :func:`tl_tangent.ablating` for the options."""
         return _attach.ablating(self, subspaces, **options)
+
+    def attention_terms(self, subspaces: Any, **options: Any) -> AbstractContextManager:
+        """Drop or scale terms of the scores; see :func:`tl_tangent.attention_terms`."""
+        return attention_terms(self, subspaces, **options)
 
     def run_with_tangents(self, input: Any, subspaces: Any, sites: Sites | None = None, **kwargs):
         """``model(input, **kwargs)`` with ``subspaces`` attached for this call."""

@@ -61,7 +61,7 @@ def source_of(circuit: QKCircuit, observed: Observed, space: Space) -> Source:
     if torch.equal(x, z):  # no norm in front of the attention
         return Source(z, z, None, None)
     norm = circuit.input_norm
-    error = float("inf") if norm is None else float((norm(x) - z).abs().max() / z.abs().max())
+    error = float("inf") if norm is None else _difference(norm, x.detach(), z.detach())
     if norm is None or not error < _NORM_TOLERANCE[observed.attn_input.dtype.itemsize]:
         raise TangentRuntimeError(
             f"layer {circuit.layer}: the attention does not read the norm of hook_resid_pre that "
@@ -69,6 +69,10 @@ def source_of(circuit: QKCircuit, observed: Observed, space: Space) -> Source:
             "something edited in between? Otherwise fit the subspace at attn.hook_in."
         )
     return Source(x, z, norm, norm.scale(x))
+
+
+def _difference(norm: FrozenNorm, x: Tensor, z: Tensor) -> float:
+    return float((norm(x) - z).abs().max() / z.abs().max())
 
 
 # by bytes a number: half precision keeps 3 digits
