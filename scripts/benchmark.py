@@ -208,12 +208,14 @@ def measure(jobs: dict[str, Callable[[], None]], repeats: int) -> dict[str, list
     return ratios
 
 
-def report(ratios: dict[str, list[float]], options: argparse.Namespace) -> None:
+def report(
+    ratios: dict[str, list[float]], options: argparse.Namespace, goals: dict[str, float] = GOALS
+) -> None:
     rows = []
     print(f"\n{'':40}{'median':>9}{'quartiles':>17}{'goal':>8}")
     for name, values in ratios.items():
         low, median, high = statistics.quantiles(values, n=4)
-        goal = GOALS.get(name)
+        goal = goals.get(name)
         shown = f"<= {goal}" if goal else ""
         print(f"{name:40}{median:9.3f}{low:9.3f}-{high:.3f}{shown:>10}")
         rows.append({"row": name, "median": median, "q1": low, "q3": high, "goal": goal})

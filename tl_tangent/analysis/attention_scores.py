@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tl_tangent.analysis.attention_conventions import attention_conventions
+from tl_tangent.analysis.term_advantage import advantage_frame
 from tl_tangent.analysis.term_rows import term_rows
 from tl_tangent.errors import TangentRuntimeError
 from tl_tangent.geometry.display import html_table
@@ -277,6 +278,13 @@ class AttentionScoreSplit:
         import pandas as pd
 
         return pd.DataFrame(term_rows(self.layer, self.moments))
+
+    def advantage(self, keys: Int[Tensor, "batch query"]) -> pd.DataFrame:
+        """Return what draws each query to a chosen key, by head and term.
+
+        See :func:`tl_tangent.analysis.term_advantage.term_advantage`.
+        """
+        return advantage_frame(self, keys)
 
     def headline(self) -> str:
         """State what carries the scores of the layer, and how exact the split is."""
