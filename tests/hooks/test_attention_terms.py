@@ -170,3 +170,15 @@ def test_the_method_is_the_function():
         expected = model(tokens)
     with model.attention_terms(subspace, **options):
         assert torch.equal(model(tokens), expected)
+
+
+def test_attached_subspaces_are_the_default():
+    model, tokens = build(MODELS[0], torch.float64), families.tiny_tokens()
+    subspaces = tt.fit_subspaces(model, tokens, "blocks.*.attn.hook_in", rank=2)
+    with tt.attention_terms(model, subspaces, drop="tangent"):
+        expected = model(tokens)
+    with tt.tangents(model, subspaces), tt.attention_terms(model, drop="tangent"):
+        assert torch.equal(model(tokens), expected)
+    with pytest.raises(tt.TangentValueError, match="nothing is attached"):
+        with tt.attention_terms(model, drop="tangent"):
+            pass

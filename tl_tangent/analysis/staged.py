@@ -53,7 +53,7 @@ class StagedLoss:
         self.n_predicted = tokens.shape[0] * (tokens.shape[1] - 1)
         rows = max(1, BATCH_TOKENS // tokens.shape[1])
         self._stages = [Stage(part) for part in tokens.to(_device(model)).split(rows)]
-        self._restarts = _can_restart(model)
+        self._restarts = compat.is_hooked_transformer(model)
         self._reached: int | None = None
         self._start: int | None = None
         check_causal(model, self._stages[0].tokens)
@@ -120,13 +120,6 @@ def _row_loss(logits: Float[Tensor, "pos vocab"], tokens: Int[Tensor, " pos"]) -
 
 def _device(model: Any) -> torch.device:
     return next(model.parameters()).device
-
-
-def _can_restart(model: Any) -> bool:
-    """Whether ``start_at_layer`` works: on a HookedTransformer."""
-    if compat.is_bridge(model) or not compat.has_hooked_transformer():
-        return False
-    return isinstance(model, compat.hooked_transformer_class())
 
 
 @torch.no_grad()

@@ -82,6 +82,11 @@ def is_bridge(model: Any) -> bool:
     return bridges is not None and isinstance(model, bridges.TransformerBridge)
 
 
+def is_hooked_transformer(model: Any) -> bool:
+    """Whether ``model`` is a HookedTransformer, which TransformerLens 4 no longer has."""
+    return has_hooked_transformer() and isinstance(model, hooked_transformer_class())
+
+
 def is_hooked(model: Any) -> bool:
     """Whether ``model`` has TransformerLens hook points that can be spliced."""
     return isinstance(model, HookedRootModule) or is_bridge(model)

@@ -35,7 +35,7 @@ class TangentMethods:
         """Ablate for a ``with`` block; see :func:`tl_tangent.ablating` for the options."""
         return _attach.ablating(self, subspaces, **options)
 
-    def attention_terms(self, subspaces: Any, **options: Any) -> AbstractContextManager:
+    def attention_terms(self, subspaces: Any = None, **options: Any) -> AbstractContextManager:
         """Drop or scale terms of the scores; see :func:`tl_tangent.attention_terms`."""
         return attention_terms(self, subspaces, **options)
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from tl_tangent.errors import TangentKeyError, TangentValueError
 from tl_tangent.geometry import SubspaceSet, TangentSubspace
+from tl_tangent.hooks import compat
+from tl_tangent.hooks.attach import attached
 from tl_tangent.hooks.attention.circuit import QKCircuit, read_circuit
 from tl_tangent.hooks.attention.split import Space
 
@@ -31,7 +33,7 @@ class Chosen:
 
 def choose(
     model: Any,
-    subspaces: TangentSubspace | SubspaceSet | Mapping[str, TangentSubspace],
+    subspaces: TangentSubspace | SubspaceSet | Mapping[str, TangentSubspace] | None,
     layers: int | Iterable[int] | None = None,
     *,
     space: Space | None = None,
@@ -43,7 +45,7 @@ def choose(
         model: a HookedTransformer or a TransformerBridge.
         subspaces: one subspace, taken at every layer asked for; or a set with one a layer, at
             ``blocks.l.attn.hook_in``, ``blocks.l.hook_resid_pre`` or the equal
-            ``blocks.{l-1}.hook_resid_post``.
+            ``blocks.{l-1}.hook_resid_post``; by default those that are attached to the model.
         layers: which layers; by default all that ``subspaces`` has a subspace for.
         space: "input" (what W_Q and W_K read) or "residual" (the stream in front of the norm), for
             subspaces whose site does not say so, or to take one at another layer than its own.
@@ -55,6 +57,8 @@ def choose(
             whose space is not clear, or of another width, number of heads or model.
     """
     _check(model, space)
+    if subspaces is None:
+        subspaces = _attached(model)
     if isinstance(subspaces, TangentSubspace):
         wanted = _layers(model, layers, _own_layers(subspaces, model.cfg.n_layers, space))
         found = {layer: [subspaces] for layer in wanted}
@@ -67,13 +71,28 @@ def choose(
 
 
 def _check(model: Any, space: str | None) -> None:
-    if not hasattr(getattr(model, "cfg", None), "n_layers") or not hasattr(model, "blocks"):
+    if not (compat.is_bridge(model) or compat.is_hooked_transformer(model)):
         raise TangentValueError(
-            f"a {type(model).__name__} has no blocks with attention. Accepted: a HookedTransformer "
-            "or a TransformerBridge of a decoder or an encoder."
+            f"the scores of a {type(model).__name__} can't be split. Accepted: a HookedTransformer "
+            "or a TransformerBridge (which encoders such as BERT have too)."
+        )
+    if not hasattr(model, "blocks"):
+        raise TangentValueError(
+            f"this {getattr(model.cfg, 'model_name', None)} has no single stack of blocks (an "
+            "encoder-decoder has two). Choose a decoder or an encoder."
         )
     if space not in (None, *_SPACES):
         raise TangentValueError(f"space={space!r} is not one of {', '.join(map(repr, _SPACES))}.")
+
+
+def _attached(model: Any) -> dict[str, TangentSubspace]:
+    found = attached(model)
+    if not found:
+        raise TangentValueError(
+            "nothing is attached to this model, so there is no subspace to split by. Pass "
+            "subspaces, or attach them first."
+        )
+    return found
 
 
 def _layers(model: Any, layers: int | Iterable[int] | None, default: list[int]) -> list[int]:

@@ -22,7 +22,7 @@ Names: TypeAlias = str | Iterable[str]
 @contextmanager
 def attention_terms(
     model: Any,
-    subspaces: Any,
+    subspaces: Any = None,
     *,
     keep: Names | None = None,
     drop: Names | None = None,
@@ -41,7 +41,9 @@ def attention_terms(
 
     Args:
         model: a HookedTransformer or a TransformerBridge.
-        subspaces, layers, space, any_model: see :func:`tl_tangent.split_attention_layers`.
+        subspaces: a set with a subspace for each layer, or one for all of them; by default those
+            that are attached to ``model``.
+        layers, space, any_model: see :func:`tl_tangent.split_attention_layers`.
         keep: drop every term but these. An additive position term stays.
         drop: drop these.
         factors: multiply these; every other term stays as it is.
