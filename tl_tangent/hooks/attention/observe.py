@@ -167,7 +167,7 @@ class _Watch:
             return rotary.of_hooked(self.attn, length, arguments.get("attention_mask"))
         if "cos" in noted:
             return rotary.of_bridge(self.attn, noted["cos"], noted["sin"])
-        return rotary.of_table(self.attn, arguments.get("position_ids"))
+        return rotary.of_tables(self.attn, length, arguments.get("position_ids"))
 
     def _position(self, noted: dict[str, Any], scores: Tensor) -> Tensor | None:
         if not compat.is_bridge(self.model):

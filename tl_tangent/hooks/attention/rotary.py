@@ -69,12 +69,20 @@ def of_bridge(attn: Any, cos: Tensor, sin: Tensor) -> Rotation:
     return Rotation(cos, sin, adjacent=False)
 
 
-def of_table(attn: Any, position_ids: Tensor | None) -> Rotation | None:
-    """The rotation of GPT-J and CodeGen, which keep a table [position, sines | cosines]."""
-    table = getattr(attn.original_component, "embed_positions", None)
-    if not isinstance(table, Tensor) or position_ids is None:
+def of_tables(attn: Any, n_positions: int, position_ids: Tensor | None) -> Rotation | None:
+    """The rotation of a bridge whose attention module keeps tables of its own; pairs are adjacent.
+
+    GPT-J and CodeGen keep [position, sines | cosines], TransformerLens' native model both apart.
+    """
+    inner = attn.original_component
+    table: Any = getattr(inner, "embed_positions", None)
+    native: Any = getattr(inner, "rotary", None)
+    if isinstance(table, Tensor) and position_ids is not None:
+        sin, cos = table.to(position_ids.device)[position_ids].chunk(2, dim=-1)
+        sin, cos = sin.repeat_interleave(2, -1), cos.repeat_interleave(2, -1)
+    elif hasattr(native, "cos_cached"):
+        at = torch.arange(n_positions)[None] if position_ids is None else position_ids
+        sin, cos = native.sin_cached[at], native.cos_cached[at]
+    else:
         return None
-    sin, cos = table.to(position_ids.device)[position_ids].chunk(2, dim=-1)
-    return Rotation(
-        cos.repeat_interleave(2, -1)[:, None], sin.repeat_interleave(2, -1)[:, None], adjacent=True
-    )
+    return Rotation(cos[:, None], sin[:, None], adjacent=True)
