@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,8 @@ from tl_tangent.hooks.positions import PositionMask, Positions
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from tl_tangent.views.widgets import Widget
 
 # by bytes a number: what the host's own arithmetic leaves in its scores, with room
 _TOLERANCE = {1: 0.3, 2: 0.1, 4: 5e-3, 8: 1e-5}
@@ -298,17 +300,20 @@ class AttentionScoreSplit:
             f"{'pattern' if self.scores_are_pattern else 'scores'} to {self.error:.1e}."
         )
 
-    def show(self, tokens: Any, heads: Iterable[int] | None = None, batch: int = 0) -> Any:
+    def show(
+        self,
+        tokens: Sequence[str] | None = None,
+        heads: Iterable[int] | None = None,
+        batch: int = 0,
+        positions: slice | None = None,
+    ) -> Widget:
         """Show the tangent, cross and normal maps of heads side by side, in a notebook.
 
-        Args:
-            tokens: the labels of the positions, strings.
-            heads: which heads; by default all.
-            batch: which row.
+        Arguments and errors are those of :func:`tl_tangent.views.attention_heads.show_terms`.
         """
         from tl_tangent.views.attention_heads import show_terms  # the one step up a floor
 
-        return show_terms(self, tokens, heads=heads, batch=batch)
+        return show_terms(self, tokens, heads=heads, batch=batch, positions=positions)
 
     def __repr__(self) -> str:
         shape = list(self.scores.shape)

@@ -123,10 +123,10 @@ class _LayerSums:
         self.error = error if self.error is None else torch.maximum(self.error, error)
 
     def result(self, model: Any, positions: Positions | None, seed: int) -> LayerTermShares:
-        if not self.moments or self.moments[0].cells == 0:
+        if not self.moments or not bool(self.moments[0].spread.any()):
             raise TangentValueError(
-                f"layer {self.chosen.layer}: no query and key count under these positions, or "
-                "there was no batch. Give at least 2 tokens a row."
+                f"layer {self.chosen.layer}: no query counts that has 2 keys which count (or there "
+                "was no batch), so no term can vary. Give longer rows, or other positions."
             )
         assert self.error is not None
         made = attention_conventions(model, self.chosen, position_mask(self.chosen, positions))
@@ -208,8 +208,8 @@ class AttentionTermShares:
         if share not in frame:
             numeric = [name for name in frame if "share" in name]
             raise TangentValueError(f"there is no {share!r} here; there are {', '.join(numeric)}.")
-        table = frame.pivot_table(index="layer", columns="term", values=share, sort=False)
-        return table[list(self.layers[0].moments.names)]
+        means = frame.groupby(["layer", "term"], sort=False)[share].mean().unstack()
+        return means[list(self.layers[0].moments.names)]
 
     def headline(self) -> str:
         """State the mean share of v^T M v, beside its control where there is one."""
