@@ -150,16 +150,6 @@ def test_a_share_that_was_not_measured_is_refused():
             draw_shares(measured(), share)
 
 
-def test_scores_that_do_not_vary_are_gaps():
-    model = build(("bridge", "llama", False), torch.float64)
-    tokens = families.tiny_tokens(model, pos=2)  # without position 0 each query sees one key
-    subspaces = random_subspaces(model, tokens, ["blocks.*.attn.hook_in"])
-    shares = tt.attention_term_shares(model, tokens, subspaces, positions="not_first")
-    figure = draw_shares(shares)
-    assert all(np.isnan(values).all() for values in lines(figure).values())
-    figure.savefig(io.BytesIO(), format="png")
-
-
 def test_a_plain_figure_that_pyplot_does_not_hold():
     from matplotlib import pyplot
     from matplotlib.figure import Figure
