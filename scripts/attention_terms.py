@@ -118,7 +118,9 @@ def orders(model: Any, subspaces: Any, rows: Tensor, layers: list[int], options:
         model, rows.split(4), subspaces, layers, n_controls=options.controls, progress=True
     )
     found.to_dataframe().to_csv(options.out / "orders.csv", index=False)
-    return f"### orders in t\n\n{markdown(found.by_term())}"
+    table = found.to_dataframe().groupby("term", sort=False).mean(numeric_only=True)
+    columns = [name for name in table if "slope" in name or "expected" in name]
+    return f"### orders in t\n\n{markdown(table[columns])}"
 
 
 def spectrum(model: Any, subspaces: Any, layers: list[int], options: Any) -> str:

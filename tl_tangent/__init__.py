@@ -19,6 +19,8 @@ from tl_tangent.analysis.attention_term_losses import (
     AttentionTermLosses,
     attention_term_losses,
 )
+from tl_tangent.analysis.qk_spectrum import QKSpectrum, qk_spectrum
+from tl_tangent.analysis.term_orders import AttentionTermOrders, attention_term_orders
 from tl_tangent.errors import (
     TangentError,
     TangentFileError,
@@ -50,8 +52,10 @@ except PackageNotFoundError:  # a source tree that is not installed
 __all__ = [
     "AttentionScoreSplit",
     "AttentionTermLosses",
+    "AttentionTermOrders",
     "AttentionTermShares",
     "PatternDivergence",
+    "QKSpectrum",
     "SubspaceFitter",
     "SubspaceSet",
     "TangentBridge",
@@ -68,6 +72,7 @@ __all__ = [
     "attached",
     "attention_pattern_divergence",
     "attention_term_losses",
+    "attention_term_orders",
     "attention_term_shares",
     "attention_terms",
     "collect",
@@ -76,6 +81,7 @@ __all__ = [
     "isoscore",
     "isoscore_from_covariance",
     "isoscore_star",
+    "qk_spectrum",
     "split_attention_layers",
     "split_attention_scores",
     "tangents",

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_tangent.analysis.attention_conventions import attention_conventions
-from tl_tangent.analysis.attention_scores import checked_error, position_mask
+from tl_tangent.analysis.attention_scores import checked_error, position_mask, spread_rows
 from tl_tangent.analysis.site_fit import matched_controls
 from tl_tangent.analysis.term_rows import SHARES, term_rows
 from tl_tangent.errors import TangentValueError
@@ -27,8 +27,6 @@ from tl_tangent.hooks.positions import Positions
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
-
-CHECKED_QUERIES = 16
 
 
 def attention_term_shares(
@@ -110,17 +108,11 @@ class _LayerSums:
             parts = split_sides(one.circuit, observed, one.subspace, one.space)
             found.append(term_moments(*parts, cells, observed.position, along=self.signed))
             if one is self.chosen:
-                self._check(observed, parts)
+                error = checked_error(one, observed, parts, spread_rows(observed))
+                self.error = error if self.error is None else torch.maximum(self.error, error)
         self.moments = (
             [a + b for a, b in zip(self.moments, found, strict=True)] if self.moments else found
         )
-
-    def _check(self, observed: Observed, parts: Any) -> None:
-        """Rebuild the scores of some queries spread over the pass, the last one among them."""
-        n = observed.scores.shape[-2]
-        rows = slice((n - 1) % max(1, n // CHECKED_QUERIES), None, max(1, n // CHECKED_QUERIES))
-        error = checked_error(self.chosen, observed, parts, rows)
-        self.error = error if self.error is None else torch.maximum(self.error, error)
 
     def result(self, model: Any, positions: Positions | None, seed: int) -> LayerTermShares:
         if not self.moments or not bool(self.moments[0].spread.any()):

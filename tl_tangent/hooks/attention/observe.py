@@ -171,8 +171,8 @@ class _Watch:
 
     def _position(self, noted: dict[str, Any], scores: Tensor) -> Tensor | None:
         if not compat.is_bridge(self.model):
-            bias = getattr(self.attn, "alibi", None)
-            return None if bias is None else bias[None, :, : scores.shape[-2], : scores.shape[-1]]
+            bias, (n_queries, n_keys) = getattr(self.attn, "alibi", None), scores.shape[-2:]
+            return None if bias is None else bias[None, :, -n_queries:, :n_keys]  # as the host cuts
         return _bridge_bias(self.attn, noted.get("arguments", {}), scores)
 
 
