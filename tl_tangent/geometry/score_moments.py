@@ -235,7 +235,9 @@ def _sums_of_cells(
     inside = mask[:, None, :, None, None, :, None, :]
     terms = [_maps(queries, keys).mul_(inside)]
     if position is not None:
-        split = position.unflatten(1, (keys.shape[1], -1))[:, :, None, None, :, :, None]
+        split = position.to(queries.dtype).unflatten(1, (keys.shape[1], -1))[
+            :, :, None, None, :, :, None
+        ]
         shape = (*queries.shape[:3], 1, *queries.shape[4:6], 1, keys.shape[4])
         terms.append((split * inside).expand(shape))
     first = torch.cat([_by_term(x.sum(-1)) for x in terms])
