@@ -20,6 +20,7 @@ from tl_tangent.analysis.attention_term_losses import (
     attention_term_losses,
 )
 from tl_tangent.analysis.qk_spectrum import QKSpectrum, qk_spectrum
+from tl_tangent.analysis.residual_trace import ResidualTrace, trace_residual
 from tl_tangent.analysis.term_orders import AttentionTermOrders, attention_term_orders
 from tl_tangent.errors import (
     TangentError,
@@ -56,6 +57,7 @@ __all__ = [
     "AttentionTermShares",
     "PatternDivergence",
     "QKSpectrum",
+    "ResidualTrace",
     "SubspaceFitter",
     "SubspaceSet",
     "TangentBridge",
@@ -85,6 +87,7 @@ __all__ = [
     "split_attention_layers",
     "split_attention_scores",
     "tangents",
+    "trace_residual",
 ]
 
 

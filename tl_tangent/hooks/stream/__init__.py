@@ -1,0 +1,4 @@
+"""The residual stream as a sum of what was written to it.
+
+writes.py    who writes to the stream of a model, and each write in a pass, checked to add up
+"""

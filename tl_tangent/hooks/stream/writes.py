@@ -1,0 +1,224 @@
+"""Who writes to the residual stream, and what they write in a pass.
+
+The stream in front of layer l is the sum of the embeddings and of what the attention and the MLP of
+every earlier layer wrote: ``hook_attn_out`` and ``hook_mlp_out``, behind the norms that some models
+have there. That is checked in every pass, layer by layer: where a norm acts on the sum (BERT), the
+stream is no sum of writes, and is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tl_tangent.errors import TangentRuntimeError, TangentValueError
+from tl_tangent.geometry.linalg import full_dtype
+from tl_tangent.hooks import compat
+from tl_tangent.hooks.attention.norms import FrozenNorm, read_norm
+
+EMBED, POSITIONS, ATTENTION, MLP = "embed", "pos_embed", "attn", "mlp"
+
+# by bytes a number: what rounding leaves between the stream and the sum of its writes
+_TOLERANCE = {1: 0.1, 2: 2e-2, 4: 1e-4, 8: 1e-9}
+
+
+@dataclass(frozen=True)
+class Write:
+    """One write to the stream: by whom, in which layer (None in front of the first)."""
+
+    writer: str
+    layer: int | None
+    value: Float[Tensor, "batch pos d_model"]
+
+
+@dataclass(frozen=True)
+class LayerWrites:
+    """What one layer finds in the stream, writes to it, and leaves behind.
+
+    Attributes:
+        layer: its number; -1 for the embeddings, which find nothing.
+        before: the stream in front of it.
+        writes: in the order in which they enter the sum.
+        after: the stream behind it.
+        z: ``hook_z`` where it was asked for.
+    """
+
+    layer: int
+    before: Float[Tensor, "batch pos d_model"]
+    writes: tuple[Write, ...]
+    after: Float[Tensor, "batch pos d_model"]
+    z: Float[Tensor, "batch pos head d_head"] | None = None
+
+
+Receive = Callable[[LayerWrites], None]
+
+
+@contextmanager
+def watching_writes(
+    model: Any, receive: Receive, last: int | None = None, *, heads: bool = False
+) -> Iterator[None]:
+    """Call ``receive`` with the embeddings and then with every layer's writes, in every pass.
+
+    Args:
+        model: a HookedTransformer or a TransformerBridge.
+        receive: called once for the embeddings (layer -1) and once a layer.
+        last: the last layer to watch; by default the model's.
+        heads: also keep ``hook_z``.
+
+    Raises:
+        TangentValueError: a model without a stream of blocks.
+        TangentRuntimeError: in a pass, a layer whose writes do not add up.
+    """
+    check_has_stream(model)
+    last = model.cfg.n_layers - 1 if last is None else last
+    watch = _Watch(model, receive, heads)
+    with model.hooks(fwd_hooks=watch.hooks(last)):
+        yield
+
+
+def check_has_stream(model: Any) -> None:
+    """Refuse a model that is not one stack of blocks.
+
+    Raises:
+        TangentValueError: neither a HookedTransformer nor a bridge with blocks.
+    """
+    accepted = compat.is_bridge(model) or compat.is_hooked_transformer(model)
+    if not accepted or not hasattr(model, "blocks"):
+        raise TangentValueError(
+            f"a {type(model).__name__} has no residual stream of one stack of blocks. Accepted: a "
+            "HookedTransformer or a TransformerBridge of a decoder."
+        )
+
+
+@dataclass(repr=False)  # a host names every hook by its repr
+class _Watch:
+    """Gathers a layer's writes on the way through the model."""
+
+    model: Any
+    receive: Receive
+    heads: bool
+    noted: dict[str, Tensor] = field(default_factory=dict)
+
+    def hooks(self, last: int) -> list[tuple[str, Callable]]:
+        known = self.model.hook_dict
+        names = [name for name in ("hook_embed", "hook_pos_embed") if name in known]
+        found = [(name, self._noting(name)) for name in names]
+        for layer in range(last + 1):
+            block = f"blocks.{layer}"
+            enters = self._entering(layer)
+            found += [
+                (f"{block}.hook_resid_pre", enters),
+                (f"{block}.hook_attn_out", self._noting(ATTENTION)),
+                (f"{block}.hook_mlp_out", self._noting(MLP)),
+                (f"{block}.hook_resid_post", self._leaving(layer)),
+            ]
+            if self.heads:
+                found.append((f"{block}.attn.hook_z", self._noting("z")))
+        return found
+
+    def _noting(self, name: str) -> Callable:
+        def note(value: Tensor, hook: Any) -> None:
+            self.noted[name] = value.detach()
+
+        return note
+
+    def _entering(self, layer: int) -> Callable:
+        def enter(value: Tensor, hook: Any) -> None:
+            if layer == 0:
+                self.receive(self._embeddings(value.detach()))
+            self.noted = {"before": value.detach()}
+
+        return enter
+
+    def _embeddings(self, stream: Tensor) -> LayerWrites:
+        """Token and position embeddings apart where the stream is their sum, else as one."""
+        token, position = self.noted.get("hook_embed"), self.noted.get("hook_pos_embed")
+        writes: tuple[Write, ...] = (Write(EMBED, None, stream),)
+        if token is not None and position is not None and position.shape[1:] == stream.shape[1:]:
+            position = position.expand_as(stream)
+            if _relative(token + position - stream, stream) < _tolerance(stream):
+                writes = (Write(EMBED, None, token), Write(POSITIONS, None, position))
+        return LayerWrites(-1, torch.zeros_like(stream), writes, stream)
+
+    def _leaving(self, layer: int) -> Callable:
+        def leave(value: Tensor, hook: Any) -> None:
+            noted, after = self.noted, value.detach()
+            missing = [name for name in ("before", ATTENTION, MLP) if name not in noted]
+            if missing:
+                raise TangentRuntimeError(
+                    f"layer {layer}: {missing[0]} was not seen before the layer ended, so its "
+                    "writes can't be told. This architecture has another kind of block there."
+                )
+            writes = tuple(Write(name, layer, noted[name]) for name in (ATTENTION, MLP))
+            found = LayerWrites(layer, noted["before"], writes, after, noted.get("z"))
+            _check_adds_up(self.model, found)
+            self.receive(found)
+
+        return leave
+
+
+def _check_adds_up(model: Any, found: LayerWrites) -> None:
+    total = found.before + sum(write.value for write in found.writes)
+    error = _relative(total - found.after, found.after)
+    if not error < _tolerance(found.after):
+        raise TangentRuntimeError(
+            f"layer {found.layer} of {getattr(model.cfg, 'model_name', None)}: resid_pre, attn_out "
+            f"and mlp_out do not add up to resid_post (largest difference {error:.1e} of the "
+            "largest entry). A norm or a multiplier acts on the sum, as in BERT, or something is "
+            "edited on the way: the stream is no sum of what was written, and can't be traced."
+        )
+
+
+def _relative(difference: Tensor, whole: Tensor) -> float:
+    return float(difference.abs().max() / whole.abs().max().clamp(min=1e-30))
+
+
+def _tolerance(x: Tensor) -> float:
+    return _TOLERANCE[x.dtype.itemsize]
+
+
+def head_writes(model: Any, found: LayerWrites) -> tuple[Write, ...]:
+    """Split the attention's write into one of each head and that of its bias.
+
+    A norm on the attention's output (Gemma 2, OLMo 2) has its scale frozen at each token's own, so
+    that it is linear and each head's share of its output is known.
+
+    Returns:
+        Writes of ``"head_0"``, ``"head_1"``, ..., and ``"attn_bias"``, which add up to the write of
+        the attention.
+
+    Raises:
+        TangentValueError: they do not, because something else acts on the attention's output.
+    """
+    assert found.z is not None
+    attn, dtype = model.blocks[found.layer].attn, full_dtype(found.z.dtype)
+    heads = torch.einsum("bphe,hed->hbpd", found.z.to(dtype), attn.W_O.detach().to(dtype))
+    bias = torch.zeros_like(heads[:1]) if attn.b_O is None else attn.b_O.detach().to(heads[:1])
+    parts = torch.cat([heads, bias.expand_as(heads[:1])])
+    whole = found.writes[0].value.to(dtype)
+    for norm in _output_norms(model, found.layer):
+        raw = parts.sum(0)
+        normed = parts if norm is None else norm.linear(parts) / norm.scale(raw)
+        if _relative(normed.sum(0) - whole, whole) < max(_tolerance(found.after), 1e-6):
+            names = [*(f"head_{i}" for i in range(len(heads))), "attn_bias"]
+            pairs = zip(names, normed, strict=True)
+            return tuple(Write(name, found.layer, part) for name, part in pairs)
+    raise TangentValueError(
+        f"layer {found.layer}: heads and bias do not add up to hook_attn_out, because something "
+        "acts on the attention's output that is no known norm. Trace without heads=True."
+    )
+
+
+def _output_norms(model: Any, layer: int) -> Iterator[FrozenNorm | None]:
+    """What may stand between the heads and the stream: nothing, or one of the block's norms."""
+    yield None
+    for name in ("ln1_post", "ln1"):
+        norm = getattr(model.blocks[layer], name, None)
+        if norm is not None:
+            yield read_norm(model, norm)
