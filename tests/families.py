@@ -197,6 +197,98 @@ _HF: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
 }
 
+# Families whose attention is made in some other way; only the tests of attention scores use them.
+_GPT_J = {
+    "vocab_size": D_VOCAB,
+    "n_positions": N_CTX,
+    "n_embd": D_MODEL,
+    "n_layer": N_LAYERS,
+    "n_head": N_HEADS,
+    "n_inner": D_MLP,
+    "rotary_dim": D_HEAD // 2,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_MLA = {
+    **_COMMON,
+    "kv_lora_rank": 8,
+    "q_lora_rank": 8,
+    "qk_nope_head_dim": 4,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": D_HEAD,
+    "first_k_dense_replace": N_LAYERS,
+}
+_PARTIAL = {**_COMMON, "rope_parameters": _HF["gpt_neox"][2]["rope_parameters"]}
+
+_HF |= {
+    "gpt_neox_sequential": (
+        *_HF["gpt_neox"][:2],
+        {**_HF["gpt_neox"][2], "use_parallel_residual": False},
+    ),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", _GROUPED),
+    "gemma3": (
+        "Gemma3TextConfig",
+        "Gemma3ForCausalLM",
+        {
+            **_GROUPED,
+            "query_pre_attn_scalar": 2 * D_HEAD,
+            "sliding_window": 4,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "glm": ("GlmConfig", "GlmForCausalLM", {**_GROUPED, "attention_bias": True}),
+    "cohere": ("CohereConfig", "CohereForCausalLM", {**_COMMON, "num_key_value_heads": N_KV_HEADS}),
+    "phi": ("PhiConfig", "PhiForCausalLM", _PARTIAL),
+    "gptj": ("GPTJConfig", "GPTJForCausalLM", _GPT_J),
+    "codegen": ("CodeGenConfig", "CodeGenForCausalLM", {**_GPT_J, "n_ctx": N_CTX}),
+    "gpt_neo": (
+        "GPTNeoConfig",
+        "GPTNeoForCausalLM",
+        {
+            "vocab_size": D_VOCAB,
+            "max_position_embeddings": N_CTX,
+            "hidden_size": D_MODEL,
+            "num_layers": N_LAYERS,
+            "num_heads": N_HEADS,
+            "intermediate_size": D_MLP,
+            "attention_types": [[["global", "local"], 1]],
+            "window_size": 4,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+    ),
+    "opt": (
+        "OPTConfig",
+        "OPTForCausalLM",
+        {**_COMMON, "ffn_dim": D_MLP, "word_embed_proj_dim": D_MODEL},
+    ),
+    "falcon_alibi": (
+        "FalconConfig",
+        "FalconForCausalLM",
+        {**_COMMON, "alibi": True, "bias": True, "multi_query": False, "parallel_attn": False},
+    ),
+    "mpt": (
+        "MptConfig",
+        "MptForCausalLM",
+        {
+            "vocab_size": D_VOCAB,
+            "d_model": D_MODEL,
+            "n_heads": N_HEADS,
+            "n_layers": N_LAYERS,
+            "expansion_ratio": D_MLP // D_MODEL,
+            "max_seq_len": N_CTX,
+            "no_bias": False,
+        },
+    ),
+    "olmo_clipped": ("OlmoConfig", "OlmoForCausalLM", {**_COMMON, "clip_qkv": 0.5}),
+    "stablelm_qk_norm": (
+        "StableLmConfig",
+        "StableLmForCausalLM",
+        {**_PARTIAL, "num_key_value_heads": N_KV_HEADS, "qk_layernorm": True},
+    ),
+    "deepseek": ("DeepseekV2Config", "DeepseekV2ForCausalLM", _MLA),
+}
+
 # BERT-like models are post-norm and bidirectional: their compatibility mode only renames.
 NO_PROCESSING = frozenset({"bert", "roberta"})
 

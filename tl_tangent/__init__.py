@@ -9,19 +9,17 @@ from tl_tangent.analysis.attention_patterns import (
     PatternDivergence,
     attention_pattern_divergence,
 )
-from tl_tangent.analysis.attention_scores import (
-    AttentionScoreSplit,
-    split_attention_layers,
-    split_attention_scores,
-)
+from tl_tangent.analysis.attention_scores import split_attention_layers, split_attention_scores
 from tl_tangent.analysis.attention_shares import AttentionTermShares, attention_term_shares
 from tl_tangent.analysis.attention_term_losses import (
     AttentionTermLosses,
     attention_term_losses,
 )
+from tl_tangent.analysis.order_results import AttentionTermOrders
 from tl_tangent.analysis.qk_spectrum import QKSpectrum, qk_spectrum
 from tl_tangent.analysis.residual_trace import ResidualTrace, trace_residual
-from tl_tangent.analysis.term_orders import AttentionTermOrders, attention_term_orders
+from tl_tangent.analysis.score_split import AttentionScoreSplit
+from tl_tangent.analysis.term_orders import attention_term_orders
 from tl_tangent.errors import (
     TangentError,
     TangentFileError,

@@ -212,17 +212,18 @@ def test_the_model_is_as_it_was(model):
     assert torch.equal(model(tokens), before) and cases.hooks_left(model) == hooks
 
 
-def test_an_edit_of_late_queries_is_found_in_long_rows(model):
-    """The identity is checked at some queries of each pass, the last one among them."""
+@pytest.mark.parametrize("pos, query", [(9, 3), (9, 8), (32, 5), (32, 31)])
+def test_an_edit_of_one_query_is_found(model, pos, query):
+    """Scores are checked at queries spread over a pass, the last among them."""
 
     def edit(scores, hook):
         scores = scores.clone()
-        scores[:, 0, -1] += 0.5
+        scores[:, 0, query] += 0.5
         return scores
 
     with model.hooks(fwd_hooks=[("blocks.0.attn.hook_attn_scores", edit)]):
         with pytest.raises(tt.TangentRuntimeError, match="layer 0, head 0"):
-            measured(model, rows(model, pos=32))
+            measured(model, rows(model, pos=pos))
 
 
 def test_one_table_a_share(model):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from tl_tangent.analysis.term_rows import MEANING
-from tl_tangent.hooks import compat
 from tl_tangent.hooks.attention.choose import Chosen
 from tl_tangent.hooks.positions import PositionMask
 
@@ -55,7 +54,7 @@ def softmax_invariance(model: Any, chosen: Chosen) -> tuple[bool, str]:
     reasons = []
     if rotary:
         reasons.append("the rotation turns the key's mean part by its position")
-    if chosen.space == "residual" and not _no_norm(model, chosen):
+    if chosen.space == "residual" and chosen.circuit.input_norm is not None:
         reasons.append("the norm divides the key's mean part by the scale of its token")
     if chosen.circuit.key.norm is not None:
         reasons.append("the norm of keys divides the key's mean part by the scale of its token")
@@ -65,7 +64,3 @@ def softmax_invariance(model: Any, chosen: Chosen) -> tuple[bool, str]:
     if reasons:
         return False, f"{terms} are not the same at every key: {'; '.join(reasons)}"
     return True, f"{terms} are the same at every key, so the softmax can't see them"
-
-
-def _no_norm(model: Any, chosen: Chosen) -> bool:
-    return chosen.circuit.input_norm is None and not compat.is_bridge(model)

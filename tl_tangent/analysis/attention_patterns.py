@@ -11,7 +11,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tl_tangent.analysis.attention_conventions import attention_conventions
-from tl_tangent.analysis.attention_scores import position_mask
 from tl_tangent.analysis.attention_shares import controls_of
 from tl_tangent.errors import TangentValueError
 from tl_tangent.geometry.display import html_table
@@ -85,13 +84,13 @@ def attention_pattern_divergence(
 
     def receive(observed: Observed, about: Pass) -> None:
         layer = found[observed.layer]
-        layer.add(observed, about, position_mask(layer.chosen, positions))
+        layer.add(observed, about, layer.chosen.positions(positions))
 
     for batch in shown(listed(batches), progress, "comparing patterns"):
         pass_over(model, batch, sorted(found), receive)
     rows = [row for layer in sorted(found) for row in found[layer].rows()]
     made = {
-        layer: attention_conventions(model, one.chosen, position_mask(one.chosen, positions))
+        layer: attention_conventions(model, one.chosen, one.chosen.positions(positions))
         for layer, one in sorted(found.items())
     }
     return PatternDivergence(tuple(rows), sets, made)

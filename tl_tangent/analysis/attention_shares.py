@@ -11,12 +11,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_tangent.analysis.attention_conventions import attention_conventions
-from tl_tangent.analysis.attention_scores import checked_error, position_mask, spread_rows
 from tl_tangent.analysis.site_fit import matched_controls
 from tl_tangent.analysis.term_rows import SHARES, term_rows
 from tl_tangent.errors import TangentValueError
 from tl_tangent.geometry.display import html_table
 from tl_tangent.geometry.score_moments import TermMoments, term_moments
+from tl_tangent.hooks.attention.check import checked_error, spread_rows
 from tl_tangent.hooks.attention.choose import Chosen, choose
 from tl_tangent.hooks.attention.observe import Observed
 from tl_tangent.hooks.attention.pass_over import Pass, pass_over
@@ -102,7 +102,7 @@ class _LayerSums:
         self.error: Tensor | None = None
 
     def add(self, observed: Observed, about: Pass, positions: Positions | None) -> None:
-        cells = about.cells(observed, position_mask(self.chosen, positions))
+        cells = about.cells(observed, self.chosen.positions(positions))
         found = []
         for one in (self.chosen, *self.controls):
             parts = split_sides(one.circuit, observed, one.subspace, one.space)
@@ -121,7 +121,7 @@ class _LayerSums:
                 "was no batch), so no term can vary. Give longer rows, or other positions."
             )
         assert self.error is not None
-        made = attention_conventions(model, self.chosen, position_mask(self.chosen, positions))
+        made = attention_conventions(model, self.chosen, self.chosen.positions(positions))
         made |= {"n_controls": len(self.controls), "seed": seed}
         return LayerTermShares(
             self.chosen.layer, self.moments[0], tuple(self.moments[1:]), self.error, made

@@ -13,7 +13,7 @@ from tl_tangent.errors import TangentValueError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from tl_tangent.analysis.attention_scores import AttentionScoreSplit
+    from tl_tangent.analysis.score_split import AttentionScoreSplit
 
 
 def term_advantage(

@@ -13,6 +13,7 @@ from tl_tangent.hooks import compat
 from tl_tangent.hooks.attach import attached
 from tl_tangent.hooks.attention.circuit import QKCircuit, read_circuit
 from tl_tangent.hooks.attention.split import Space
+from tl_tangent.hooks.positions import PositionMask, Positions
 
 _INPUT_SITES = ("blocks.{}.attn.hook_in", "blocks.{}.ln1.hook_out")
 _SPACES = ("input", "residual")
@@ -29,6 +30,12 @@ class Chosen:
     @property
     def layer(self) -> int:
         return self.circuit.layer
+
+    def positions(self, given: Positions | None) -> PositionMask:
+        """Return the rule that was given, or else the one that the subspace was fitted by."""
+        fitted = self.subspace.positions
+        default = "not_first" if fitted in (None, "custom") else fitted
+        return PositionMask(default if given is None else given)
 
 
 def choose(

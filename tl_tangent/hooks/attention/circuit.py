@@ -128,7 +128,7 @@ def _of_hooked(model: Any, layer: int, attn: Any) -> QKCircuit:
         key=_projection(model, weight, bias, attn.k_norm, over_heads),
         scale=1.0 / float(attn.attn_scale),
         cap=float(cap) if cap is not None and cap > 0 else None,
-        input_norm=read_norm(model, getattr(model.blocks[layer], "ln1", None)),
+        input_norm=_input_norm(model, model.blocks[layer]),
         clips=bool(cfg.clip_qkv),
     )
 
@@ -154,9 +154,20 @@ def _of_bridge(model: Any, layer: int, attn: Any) -> QKCircuit:
         key=_projection(model, attn.W_K, attn.b_K, norms[1], over_heads, multiplier),
         scale=_bridge_scale(attn, layer),
         cap=float(cap) if cap is not None else None,
-        input_norm=read_norm(model, getattr(model.blocks[layer], "ln1", None)),
+        input_norm=_input_norm(model, model.blocks[layer]),
         clips=_bridge_clips(inner),
     )
+
+
+def _input_norm(model: Any, block: Any) -> FrozenNorm | None:
+    """The norm in front of the attention; what is called ln1 is behind it in post-norm blocks."""
+    norm = getattr(block, "ln1", None)
+    if compat.is_bridge(model):
+        name = getattr(norm, "name", None) or ""
+        behind = "post_attention" in name or "attention.output" in name
+    else:
+        behind = model.cfg.original_architecture in ("Olmo2ForCausalLM", "Olmo3ForCausalLM")
+    return None if behind else read_norm(model, norm)
 
 
 def _bridge_weights(attn: Any) -> tuple[Tensor, Tensor] | None:
@@ -175,6 +186,8 @@ def _bridge_scale(attn: Any, layer: int) -> float:
     by_root = width**-0.5
     if hasattr(inner, "scale_attn"):  # GPT-J, CodeGen: divided by it
         return 1.0 / float(inner.scale_attn)
+    if type(inner).__name__ == "GPTNeoSelfAttention":
+        return 1.0
     if hasattr(attn, "split_qkv_matrix"):  # fused projections: the bridge computes the scores
         scale = getattr(attn, "_softmax_scale", None) or by_root
         by_layer = getattr(attn.config, "scale_attn_by_inverse_layer_idx", False)

@@ -68,6 +68,8 @@ def _of_hooked(norm: Any) -> FrozenNorm:
 
 def _of_bridge(model: Any, norm: Any) -> FrozenNorm:
     component = norm.original_component
+    if hasattr(component, "norms"):
+        return _a_head(component.norms)
     rms = bool(norm.uses_rms_norm)
     gain = _full(getattr(component, "weight", None))
     offset = getattr(norm, "uses_weight_offset", None)
@@ -83,6 +85,13 @@ def _of_bridge(model: Any, norm: Any) -> FrozenNorm:
         bias=None if rms else _full(getattr(component, "bias", None)),
         eps=float(eps),
     )
+
+
+def _a_head(norms: Any) -> FrozenNorm:
+    """LayerNorms of queries or keys, one module a head (StableLM)."""
+    gain = torch.stack([norm.weight for norm in norms])
+    bias = None if norms[0].bias is None else torch.stack([norm.bias for norm in norms])
+    return FrozenNorm(True, _full(gain), _full(bias), float(norms[0].eps))
 
 
 def _full(parameter: Tensor | None) -> Tensor | None:

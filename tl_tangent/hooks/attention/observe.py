@@ -35,7 +35,7 @@ class Observed:
             Where the host only shows the pattern there, the pattern.
         rotate: the rotation by position, None without one.
         position: the additive position term, None without one.
-        seen: True where a query attends to a key.
+        masked_at: what the host fills in at masked cells, or -inf, is below half of this.
     """
 
     layer: int
@@ -46,6 +46,7 @@ class Observed:
     scores: Float[Tensor, "batch head query key"]
     rotate: rotary.Rotate | None
     position: Float[Tensor, "_ head query key"] | None
+    masked_at: float
 
     @cached_property
     def scores_are_pattern(self) -> bool:
@@ -55,13 +56,10 @@ class Observed:
 
     @cached_property
     def seen(self) -> Bool[Tensor, "batch query key"]:
-        """Cells that are not masked: what the host fills in elsewhere is -inf or the lowest number.
-
-        Where only the pattern is known, cells that are zero in every head.
-        """
+        """Cells that are not masked; where only the pattern is known, not zero in every head."""
         if self.scores_are_pattern:
             return (self.scores > 0).any(1)
-        return self.scores[:, 0] > torch.finfo(self.scores.dtype).min / 2
+        return self.scores[:, 0] > self.masked_at / 2
 
 
 _NEEDED = ("resid_pre", "attn_input", "query", "key")
@@ -158,6 +156,7 @@ class _Watch:
             scores=scores,
             rotate=self._rotation(noted, length),
             position=self._position(noted, scores),
+            masked_at=_masked_at(self.attn, noted["attn_input"], scores),
         )
         return self.receive(observed)
 
@@ -176,14 +175,30 @@ class _Watch:
         return _bridge_bias(self.attn, noted.get("arguments", {}), scores)
 
 
+def _masked_at(attn: Any, attn_input: Tensor, scores: Tensor) -> float:
+    """The lowest number of the scores' dtype or of the model's, divided where the host divides."""
+    lowest = max(torch.finfo(x.dtype).min for x in (scores, attn_input))
+    by_codegen = type(attn).__name__ == "CodeGenAttentionBridge"  # scales behind the mask
+    return lowest / float(attn.original_component.scale_attn) if by_codegen else lowest
+
+
 def _bridge_bias(attn: Any, arguments: dict[str, Any], scores: Tensor) -> Tensor | None:
     """The bias that BLOOM, Falcon and MPT add to their scores, as they get it from the model."""
     batch, heads, _, n_keys = scores.shape
     alibi, bias = arguments.get("alibi"), arguments.get("position_bias")
     if alibi is not None:
         alibi = alibi.reshape(batch, heads, -1, alibi.shape[-1])[..., :n_keys]
-        falcon = type(attn).__name__ == "ALiBiJointQKVAttentionBridge"
-        return (alibi * attn.W_Q.shape[-1] ** -0.5 if falcon else alibi).expand_as(scores)
+        if type(attn).__name__ != "ALiBiJointQKVAttentionBridge":
+            return alibi.expand_as(scores)
+        return _falcon_bias(alibi * attn.W_Q.shape[-1] ** -0.5, arguments.get("attention_mask"))
     if bias is not None:
         return bias[None, ..., -n_keys:].expand_as(scores)
     return None
+
+
+def _falcon_bias(alibi: Tensor, mask: Tensor | None) -> Tensor:
+    """Hugging Face's Falcon puts the bias into the mask too, and the bridge adds both."""
+    if mask is None:
+        return alibi
+    lowest = torch.finfo(mask.dtype).min / 2
+    return alibi + mask.masked_fill(mask < lowest, 0.0)[..., : alibi.shape[-1]]

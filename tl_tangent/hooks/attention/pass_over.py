@@ -56,7 +56,13 @@ def pass_over(
     given, options = batch_input(batch)
     options = {"stop_at_layer": max(layers) + 1, **options}
     about = Pass(run_of_forward(model, (given,), options))
-    with observing(model, layers, lambda observed: receive(observed, about)):
+
+    def without_padding(observed: Observed) -> Tensor | None:
+        real = about.taken(observed, PositionMask("all"))
+        observed.seen = observed.seen & real[:, :, None]
+        return receive(observed, about)
+
+    with observing(model, layers, without_padding):
         model(given, return_type=None, **options)
 
 

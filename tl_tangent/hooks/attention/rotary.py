@@ -32,7 +32,10 @@ class Rotation:
         width = self.cos.shape[-1]
         turned, passed = x[..., :width], x[..., width:]
         turned = turned * self.cos + self._quarter(turned) * self.sin
-        return turned if passed.shape[-1] == 0 else torch.cat([turned, passed], dim=-1)
+        if passed.shape[-1] == 0:
+            return turned
+        passed = passed.expand(*turned.shape[:-1], -1)  # angles may differ by row where x does not
+        return torch.cat([turned, passed], dim=-1)
 
     def _quarter(self, x: Tensor) -> Tensor:
         """Turn every pair by a right angle: (a, b) -> (-b, a)."""

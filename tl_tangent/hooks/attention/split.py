@@ -8,7 +8,7 @@ query or of the key; biases and the norm's beta go with the mean.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import torch
@@ -196,6 +196,11 @@ def _through(projection: Projection, mean: Tensor) -> Float[Tensor, "head d_head
     return torch.einsum("hd,hde->he", mean, projection.weight)
 
 
+def _over_positions(parameter: Tensor | None) -> Tensor | None:
+    """Parameters ``[head, d_head]`` meet vectors ``[batch, head, pos, d_head]``."""
+    return parameter if parameter is None or parameter.ndim == 1 else parameter[:, None]
+
+
 def _normed(
     projection: Projection, total: Tensor, mean: Tensor, tangent: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -204,8 +209,8 @@ def _normed(
     assert norm is not None
     if projection.norm_over_heads:
         total, mean, tangent = (x.transpose(1, 2).flatten(2) for x in (total, mean, tangent))
-    elif norm.gain is not None and norm.gain.ndim == 2:
-        norm = FrozenNorm(norm.centred, norm.gain[:, None], norm.bias, norm.eps)
+    else:
+        norm = replace(norm, gain=_over_positions(norm.gain), bias=_over_positions(norm.bias))
     scale = norm.scale(total)
     parts = [norm.linear(x) / scale for x in (total, mean, tangent)]
     if norm.bias is not None:
