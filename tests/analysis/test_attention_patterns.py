@@ -117,7 +117,11 @@ def test_batches_are_averaged_and_controls_stand_beside():
 @pytest.mark.parametrize(
     ("options", "error", "says"),
     [
-        ({"term_sets": {"uniform": ["tangent"]}}, tt.TangentValueError, "none 'uniform'"),
+        (
+            {"term_sets": {"uniform": ["tangent"]}},
+            tt.TangentValueError,
+            "stands beside them anyway",
+        ),
         ({"term_sets": {"mine": ["tangents"]}}, tt.TangentKeyError, "'tangents' is not a term"),
         ({"positions": [0]}, tt.TangentValueError, "no query with 2 keys or more"),
     ],

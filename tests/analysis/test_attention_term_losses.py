@@ -66,7 +66,7 @@ def test_what_the_softmax_can_not_see_costs_nothing():
     tokens = families.tiny_tokens(batch=2, seed=1)
     drop = {"unseen": ["mean_mean", "tangent_mean", "normal_mean"], "seen": ["mean_tangent"]}
     found = tt.attention_term_losses(
-        model, tokens, subspaces, drop=drop, n_controls=1, progress=False
+        model, tokens, subspaces, drop=drop, n_controls=1, positions="all", progress=False
     ).to_dataframe()
     by_set = found.groupby("dropped")["increase"].apply(lambda x: float(x.abs().max()))
     assert by_set["unseen"] < 1e-9 < by_set["seen"]

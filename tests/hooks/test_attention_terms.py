@@ -22,7 +22,7 @@ def some_subspace(model, seed=0):
     generator = torch.Generator().manual_seed(seed)
     basis = torch.randn(model.cfg.d_model, 3, generator=generator, dtype=torch.float64)
     mean = torch.randn(model.cfg.d_model, generator=generator, dtype=torch.float64)
-    return tt.TangentSubspace(basis, mean, orthonormalize=True)
+    return tt.TangentSubspace(basis, mean, orthonormalize=True, positions="all")
 
 
 def scores_of(model, tokens, layer):
@@ -127,11 +127,22 @@ def test_a_host_that_only_shows_the_pattern_is_refused(family):
     ("options", "error", "says"),
     [
         ({}, tt.TangentValueError, "exactly one of keep, drop and factors"),
+        ({"drop": []}, tt.TangentValueError, "drop names no term"),
+        ({"drop": 3}, tt.TangentValueError, "named by strings; got 3"),
+        ({"factors": {}}, tt.TangentValueError, "give a mapping"),
+        ({"factors": {"tangent": "0.5"}}, tt.TangentValueError, "must be a number"),
+        (
+            {"factors": {"linear": 0.0, "mean_tangent": 1.0}},
+            tt.TangentValueError,
+            "names 'mean_tangent' twice",
+        ),
+        ({"drop": "tangent", "heads": [1.5]}, tt.TangentValueError, "give a whole number"),
+        ({"drop": "tangent", "layers": True}, tt.TangentValueError, "layers is True"),
         ({"keep": "tangent", "drop": "normal"}, tt.TangentValueError, "given: keep, drop"),
         ({"drop": "vv"}, tt.TangentKeyError, "'vv' is not a term"),
         ({"factors": {"tangent": float("nan")}}, tt.TangentValueError, "must be finite"),
         ({"drop": "tangent", "heads": 4}, tt.TangentKeyError, "head 4 does not exist"),
-        ({"drop": "tangent", "heads": []}, tt.TangentKeyError, "no head is named"),
+        ({"drop": "tangent", "heads": []}, tt.TangentValueError, "heads names none"),
         ({"drop": "tangent", "layers": 2}, tt.TangentValueError, "layer 2 does not exist"),
     ],
 )
@@ -182,3 +193,144 @@ def test_attached_subspaces_are_the_default():
     with pytest.raises(tt.TangentValueError, match="nothing is attached"):
         with tt.attention_terms(model, drop="tangent"):
             pass
+
+
+def test_by_default_position_0_stays_as_it_is():
+    model, tokens = build(MODELS[0], torch.float64), families.tiny_tokens()
+    subspace = some_subspace(model).replace(positions="not_first")
+    plain = scores_of(model, tokens, 0)
+    with tt.attention_terms(model, subspace, drop="normal", layers=0, space="input"):
+        edited = scores_of(model, tokens, 0)
+    same = plain == edited
+    assert same[:, :, :, 0].all() and same[:, :, 0].all()
+    assert not same[:, :, 2, 1].any()
+
+
+def test_padding_counts_positions_from_the_first_token():
+    model, tokens = build(MODELS[0], torch.float64), families.tiny_tokens()
+    mask = torch.ones_like(tokens)
+    mask[0, :3] = 0
+    subspace = some_subspace(model).replace(positions="not_first")
+    seen = {}
+    name = "blocks.0.attn.hook_attn_scores"
+
+    def scores():
+        model.run_with_hooks(
+            tokens, attention_mask=mask, fwd_hooks=[(name, lambda x, hook: seen.update(x=x))]
+        )
+        return seen["x"].clone()
+
+    plain = scores()
+    with tt.attention_terms(model, subspace, drop="normal", layers=0, space="input"):
+        same = plain == scores()
+    assert same[0, :, :, 3].all() and not same[0, :, 6, 4].any()
+    assert same[1, :, :, 0].all() and not same[1, :, 6, 3].any()
+
+
+@MODELS_EDITABLE
+def test_gradients_do_not_depend_on_what_ran_before(spec):
+    model, tokens = build(spec, torch.float64), families.tiny_tokens(pos=5)
+    subspace = some_subspace(model)
+
+    def gradients(look_first):
+        model.zero_grad()
+        with tt.attention_terms(model, subspace, drop="tangent", layers=0, space="input"):
+            if look_first:
+                with torch.no_grad():
+                    model(tokens)
+            loss_of(model, tokens).backward()
+        found = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        model.zero_grad()
+        return found
+
+    for first, second in zip(gradients(False), gradients(True), strict=True):
+        assert torch.equal(first, second)
+
+
+def test_weights_are_read_in_every_pass():
+    model, tokens = families.bridge("llama", dtype=torch.float64), families.tiny_tokens()
+    subspace, options = some_subspace(model), {"drop": "tangent", "layers": 0, "space": "input"}
+    with tt.attention_terms(model, subspace, **options):
+        model(tokens)
+        with torch.no_grad():
+            model.blocks[0].attn.q.weight.mul_(1.5)
+        inside = scores_of(model, tokens, 0)
+    with tt.attention_terms(model, subspace, **options):
+        assert torch.equal(scores_of(model, tokens, 0), inside)
+
+
+def test_blocks_behind_a_soft_cap_do_not_nest():
+    model, tokens = families.bridge("gemma2", dtype=torch.float64), families.tiny_tokens()
+    subspace, options = some_subspace(model), {"layers": 1, "space": "input"}
+    with pytest.raises(tt.TangentRuntimeError, match="Name all terms in one"):
+        with tt.attention_terms(model, subspace, drop="tangent", **options):
+            with tt.attention_terms(model, subspace, drop="normal", **options):
+                model(tokens)
+    with tt.attention_terms(model, subspace, drop=["tangent", "normal"], **options):
+        model(tokens)
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["added before", "added inside"])
+@pytest.mark.parametrize("name", ["hook_q", "hook_k", "hook_rot_q", "hook_attn_scores"])
+def test_edits_of_queries_keys_and_scores_are_refused(name, early):
+    """Where they are seen: inside a block, hooks on the scores run behind it and stay."""
+    if name == "hook_attn_scores" and not early:
+        pytest.skip("acts on what the block lets through")
+    model, tokens = families.bridge("llama", dtype=torch.float64), families.tiny_tokens()
+    subspace = some_subspace(model)
+    edit = (f"blocks.0.attn.{name}", lambda x, hook: torch.where(x > -1e30, x * 1.5, x))
+    options = {"drop": "tangent", "layers": 0, "space": "input"}
+    with pytest.raises(tt.TangentRuntimeError, match="edits queries"):
+        if early:
+            with model.hooks(fwd_hooks=[edit]), tt.attention_terms(model, subspace, **options):
+                model(tokens)
+        else:
+            with tt.attention_terms(model, subspace, **options):
+                model.run_with_hooks(tokens, fwd_hooks=[edit])
+
+
+def test_heads_that_are_masked_differently_are_refused():
+    model, tokens = build(MODELS[0], torch.float64), families.tiny_tokens()
+    subspace = some_subspace(model)
+
+    def knock_out(scores, hook):
+        scores = scores.clone()
+        scores[:, 0, 4:, 1] = -torch.inf
+        return scores
+
+    with model.hooks(fwd_hooks=[("blocks.0.attn.hook_attn_scores", knock_out)]):
+        for run in (tt.split_attention_scores, tt.attention_term_shares):
+            with pytest.raises(tt.TangentRuntimeError, match="some heads are masked"):
+                run(model, tokens, *order(run, 0, subspace), space="input")
+
+
+def order(run, layer, subspace):
+    is_split = run is tt.split_attention_scores
+    return (layer, subspace) if is_split else (subspace, layer)
+
+
+def test_scores_that_are_not_finite_are_refused():
+    model, tokens = families.bridge("llama", dtype=torch.float64), families.tiny_tokens()
+    with torch.no_grad():
+        model.blocks[0].attn.q.weight[0] = torch.nan
+    with pytest.raises(tt.TangentRuntimeError, match="NaN"):
+        with tt.attention_terms(model, some_subspace(model), drop="cross", layers=0, space="input"):
+            model(tokens)
+
+
+def test_a_position_term_that_is_not_there_is_refused():
+    model, tokens = build(MODELS[0], torch.float64), families.tiny_tokens()
+    with pytest.raises(tt.TangentValueError, match="adds no position term"):
+        with tt.attention_terms(
+            model, some_subspace(model), drop="position", space="input", layers=0
+        ):
+            model(tokens)
+
+
+def test_a_training_encoder_still_only_shows_its_pattern():
+    model, tokens = families.bridge("bert", dtype=torch.float64).train(), families.tiny_tokens()
+    with pytest.raises(tt.TangentRuntimeError, match="only shows the pattern"):
+        with tt.attention_terms(
+            model, some_subspace(model), drop="normal", space="input", layers=0
+        ):
+            model(tokens)

@@ -22,11 +22,13 @@ from tl_tangent.geometry.score_terms import (
     summed,
     term_names,
 )
+from tl_tangent.hooks.attention.check import checked_error, spread_rows
 from tl_tangent.hooks.attention.choose import Chosen, choose
 from tl_tangent.hooks.attention.observe import Observed
 from tl_tangent.hooks.attention.pass_over import Pass, pass_over
 from tl_tangent.hooks.attention.split import Space, split_sides
 from tl_tangent.hooks.fit import listed, shown
+from tl_tangent.hooks.numbers import whole
 from tl_tangent.hooks.positions import PositionMask, Positions
 
 if TYPE_CHECKING:
@@ -74,9 +76,10 @@ def attention_pattern_divergence(
         TangentKeyError, TangentValueError, TangentRuntimeError: see
             :func:`attention_term_shares`; "uniform" as the name of a set.
     """
-    sets = {name: term_names(list_of(terms)) for name, terms in (term_sets or TERM_SETS).items()}
-    if UNIFORM in sets or not sets:
-        raise TangentValueError(f"term_sets has {list(sets)}: name 1 set or more, none 'uniform'.")
+    sets = named_sets("term_sets", TERM_SETS if term_sets is None else term_sets)
+    if UNIFORM in sets:
+        raise TangentValueError(f"term_sets has {list(sets)}: 'uniform' stands beside them anyway.")
+    whole("n_controls", n_controls, at_least=0)
     found = {
         one.layer: _LayerSums(one, controls_of(one, n_controls, seed), sets)
         for one in choose(model, subspaces, layers, space=space, any_model=any_model)
@@ -96,8 +99,25 @@ def attention_pattern_divergence(
     return PatternDivergence(tuple(rows), sets, made)
 
 
-def list_of(names: Iterable[str] | str) -> list[str]:
-    return [names] if isinstance(names, str) else list(names)
+def named_sets(option: str, given: Any) -> dict[str, tuple[str, ...]]:
+    """Return sets of terms by name, groups written out.
+
+    Raises:
+        TangentKeyError: a name that is no term and no group.
+        TangentValueError: anything but a mapping from names to terms, or an empty one or set.
+    """
+    if not isinstance(given, Mapping) or not given:
+        raise TangentValueError(
+            f"{option} is {given!r}; give a mapping from a name to the terms of that set."
+        )
+    sets = {
+        name: term_names([terms] if isinstance(terms, str) else list(terms))
+        for name, terms in given.items()
+    }
+    empty = [name for name, terms in sets.items() if not terms]
+    if empty:
+        raise TangentValueError(f"the set {empty[0]!r} of {option} has no term.")
+    return sets
 
 
 class _LayerSums:
@@ -120,6 +140,8 @@ class _LayerSums:
         self._add(UNIFORM, 0, real, torch.zeros_like(real), seen, asking)
         for i, one in enumerate((self.chosen, *self.controls)):
             parts = split_sides(one.circuit, observed, one.subspace, one.space)
+            if i == 0:
+                checked_error(one, observed, parts, spread_rows(observed))
             for name, terms in self.sets.items():
                 left = summed(*parts, dict.fromkeys(terms, 1.0))
                 scores = torch.zeros_like(real) if left is None else capped(left, one.circuit.cap)

@@ -105,7 +105,7 @@ def split_attention_layers(
             terms=_terms(parts, observed),
             cap=one.circuit.cap,
             seen=observed.seen,
-            scores=observed.scores.detach(),
+            scores=observed.scores.detach().clone(),
             scores_are_pattern=observed.scores_are_pattern,
             moments=term_moments(*parts, cells, observed.position),
             error_by_head=checked_error(one, observed, parts),
@@ -120,5 +120,5 @@ def _terms(parts: tuple[SideParts, SideParts], observed: Observed) -> dict[str, 
     terms = term_maps(*parts)
     if observed.position is not None:
         some = next(iter(terms.values()))
-        terms[POSITION] = observed.position.to(some.dtype).expand_as(some)
+        terms[POSITION] = observed.position.to(some.dtype, copy=True).expand_as(some)
     return terms

@@ -22,6 +22,7 @@ from tl_tangent.hooks.attention.observe import Observed
 from tl_tangent.hooks.attention.pass_over import Pass, pass_over
 from tl_tangent.hooks.attention.split import Space, split_sides
 from tl_tangent.hooks.fit import listed, shown
+from tl_tangent.hooks.numbers import whole
 from tl_tangent.hooks.positions import Positions
 
 if TYPE_CHECKING:
@@ -67,8 +68,7 @@ def attention_term_shares(
         TangentKeyError, TangentValueError, TangentRuntimeError: see
             :func:`split_attention_scores`; and ``2 * rank > d`` where a control is asked for.
     """
-    if n_controls < 0:
-        raise TangentValueError(f"n_controls is {n_controls}; it must be 0 or more.")
+    n_controls = whole("n_controls", n_controls, at_least=0)
     sums = {
         one.layer: _LayerSums(one, controls_of(one, n_controls, seed), signed)
         for one in choose(model, subspaces, layers, space=space, any_model=any_model)
@@ -197,7 +197,7 @@ class AttentionTermShares:
             TangentValueError: a column that is not there.
         """
         frame = self.to_dataframe()
-        if share not in frame:
+        if not isinstance(share, str) or share not in frame or "share" not in share:
             numeric = [name for name in frame if "share" in name]
             raise TangentValueError(f"there is no {share!r} here; there are {', '.join(numeric)}.")
         means = frame.groupby(["layer", "term"], sort=False)[share].mean().unstack()

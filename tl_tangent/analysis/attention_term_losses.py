@@ -11,16 +11,16 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from tl_tangent.analysis.attention_conventions import attention_conventions
-from tl_tangent.analysis.attention_patterns import list_of
+from tl_tangent.analysis.attention_patterns import named_sets
 from tl_tangent.analysis.attention_shares import controls_of
 from tl_tangent.analysis.staged import StagedLoss
-from tl_tangent.errors import TangentValueError
 from tl_tangent.geometry.display import html_table
-from tl_tangent.geometry.score_terms import GROUPS, term_names
+from tl_tangent.geometry.score_terms import GROUPS
 from tl_tangent.hooks.attention.choose import choose
 from tl_tangent.hooks.attention.split import Space
 from tl_tangent.hooks.attention.terms import attention_terms
-from tl_tangent.hooks.positions import PositionMask
+from tl_tangent.hooks.numbers import whole, wholes
+from tl_tangent.hooks.positions import Positions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,6 +39,7 @@ def attention_term_losses(
     drop: Mapping[str, Iterable[str] | str] | None = None,
     heads: int | Iterable[int] | None = None,
     n_controls: int = 5,
+    positions: Positions | None = None,
     space: Space | None = None,
     seed: int = 0,
     any_model: bool = False,
@@ -55,6 +56,9 @@ def attention_term_losses(
         subspaces, layers, space, any_model: see :func:`split_attention_layers`.
         drop: sets of terms, by the name of the set; by default :data:`DROPPED`.
         heads: drop them in these query heads alone.
+        positions: drop them in cells whose query and key both count; by default those that the
+            subspace was fitted on. With ``"all"`` position 0, the key that much attention goes to,
+            is in it.
         n_controls, seed: of the matched random normals; each layer draws from a seed of its own.
         progress: show a progress bar.
 
@@ -62,9 +66,9 @@ def attention_term_losses(
         TangentKeyError, TangentValueError, TangentRuntimeError: see :func:`attention_terms`; rows
             or a model of which there is no next-token loss; ``2 * rank > d``; no control at all.
     """
-    sets = {name: term_names(list_of(terms)) for name, terms in (drop or DROPPED).items()}
-    if n_controls < 1:
-        raise TangentValueError(f"n_controls is {n_controls}; a loss needs 1 control or more.")
+    sets = named_sets("drop", DROPPED if drop is None else drop)
+    n_controls = whole("n_controls", n_controls, at_least=1)
+    among = None if heads is None else wholes("heads", heads)
     chosen = choose(model, subspaces, layers, space=space, any_model=any_model)
     staged = StagedLoss(model, eval_tokens)
     rows = []
@@ -77,7 +81,8 @@ def attention_term_losses(
             controls = [c.subspace for c in controls_of(one, n_controls, seed)]
 
             def loss(subspace: Any, terms: tuple[str, ...], at: Any = one) -> float:
-                options: dict[str, Any] = {"layers": at.layer, "space": at.space, "heads": heads}
+                options: dict[str, Any] = {"layers": at.layer, "space": at.space, "heads": among}
+                options["positions"] = at.positions(positions)
                 with attention_terms(model, subspace, drop=terms, any_model=True, **options):
                     found = staged.loss()
                 bar.update()
@@ -88,8 +93,8 @@ def attention_term_losses(
                 others = [loss(control, terms) for control in controls]
                 rows.append(_row(one.layer, name, baseline, dropped, others))
     conventions = {
-        one.layer: attention_conventions(model, one, PositionMask("all"))
-        | {"n_controls": n_controls, "seed": seed, "heads": heads, "tokens": eval_tokens.numel()}
+        one.layer: attention_conventions(model, one, one.positions(positions))
+        | {"n_controls": n_controls, "seed": seed, "heads": among, "tokens": eval_tokens.numel()}
         for one in chosen
     }
     return AttentionTermLosses(tuple(rows), sets, conventions)

@@ -105,6 +105,11 @@ class AttentionScoreSplit:
 
     def headline(self) -> str:
         """State what carries the scores of the layer, and how exact the split is."""
+        if not bool(self.moments.spread.any()):
+            return (
+                f"Layer {self.layer}: no query that counts has 2 keys that count, so there are no "
+                f"shares. The terms add up to the model's own to {self.error:.1e}."
+            )
         frame = self.to_dataframe().groupby("term", sort=False)["variance_share"].mean()
         names = ("tangent_tangent", "tangent_normal", "normal_tangent", "normal_normal")
         shares = ", ".join(f"{name} {frame[name]:.1%}" for name in names)

@@ -72,6 +72,12 @@ def _each_head(keys: Tensor, term: Tensor) -> Int[Tensor, "batch head query"]:
 def _asking(split: AttentionScoreSplit, keys: Tensor) -> Bool[Tensor, "batch query"]:
     """Queries that have a chosen key and another one beside it."""
     batch, n_queries, n_keys = split.seen.shape
+    if not isinstance(keys, Tensor) or keys.dtype not in (torch.int32, torch.int64):
+        raise TangentValueError(
+            f"keys is {type(keys).__name__} {getattr(keys, 'dtype', '')}; give positions as an "
+            "integer tensor [batch, query], -1 where a query has no key."
+        )
+    keys = keys.long().to(split.seen.device)
     if tuple(keys.shape) != (batch, n_queries):
         raise TangentValueError(
             f"keys is {list(keys.shape)}; this split has [{batch}, {n_queries}] queries."

@@ -19,7 +19,7 @@ from tl_tangent.geometry import SubspaceSet, TangentSubspace
 from tl_tangent.hooks import compat, made
 from tl_tangent.hooks.chain import Parts
 from tl_tangent.hooks.flags import Flags
-from tl_tangent.hooks.positions import run_of_forward
+from tl_tangent.hooks.positions import Run, run_of_forward
 from tl_tangent.hooks.sites import PARTS, Site, expected_shape, find_sites, known_sites
 from tl_tangent.hooks.splice import Layer, RunBox, Stream, splice_in, splice_out
 
@@ -195,6 +195,33 @@ def _after(before: list[Placed], own: list[Placed], current: list[Placed]) -> li
     kept = [entry for entry in before if not entry.scoped or entry in current]
     opened = [entry for entry in current if entry.scoped and entry not in [*before, *own]]
     return [*kept, *opened]
+
+
+class _RunWanted:
+    """A layer that acts on nothing: while it is placed, every pass says what it is about."""
+
+    needs_run = True
+    listening = False
+
+    def __init__(self, site: str) -> None:
+        self.site = site
+
+    def apply(self, flow: Any, carried: Any, run: Any) -> Any:
+        return flow
+
+
+@contextmanager
+def noting_runs(model: Any) -> Iterator[None]:
+    """Let :func:`current_run` know of every pass, for the length of a ``with`` block."""
+    (site,) = find_sites(model, ["blocks.0.hook_resid_pre"])
+    with temporarily(model, [Placed(site, _RunWanted(site.name))]):
+        yield
+
+
+def current_run(model: Any) -> Run | None:
+    """What the pass that is running is about; None outside of one."""
+    state = attachments_of(model)
+    return state.runs.run if state else None
 
 
 def placed_on(model: Any) -> list[Placed]:

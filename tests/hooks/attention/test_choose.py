@@ -135,7 +135,7 @@ def test_a_layer_that_does_not_exist(model, layers):
 
 
 def test_no_layer(model):
-    assert "no layer is named" in refused(model, cases.subspaces(model, "input"), [])
+    assert "layers names none" in refused(model, cases.subspaces(model, "input"), [])
 
 
 def test_a_subspace_of_a_layer_that_does_not_exist(model):

@@ -7,12 +7,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from tl_tangent.errors import TangentKeyError, TangentValueError
 from tl_tangent.geometry import SubspaceSet, TangentSubspace
 from tl_tangent.hooks import compat
 from tl_tangent.hooks.attach import attached
 from tl_tangent.hooks.attention.circuit import QKCircuit, read_circuit
 from tl_tangent.hooks.attention.split import Space
+from tl_tangent.hooks.numbers import wholes
 from tl_tangent.hooks.positions import PositionMask, Positions
 
 _INPUT_SITES = ("blocks.{}.attn.hook_in", "blocks.{}.ln1.hook_out")
@@ -66,6 +69,13 @@ def choose(
     _check(model, space)
     if subspaces is None:
         subspaces = _attached(model)
+    if isinstance(subspaces, Tensor | str) or not isinstance(
+        subspaces, TangentSubspace | Mapping | Iterable
+    ):
+        raise TangentValueError(
+            f"subspaces is a {type(subspaces).__name__}; accepted are a TangentSubspace, a "
+            "SubspaceSet or a mapping from site to TangentSubspace."
+        )
     if isinstance(subspaces, TangentSubspace):
         wanted = _layers(model, layers, _own_layers(subspaces, model.cfg.n_layers, space))
         found = {layer: [subspaces] for layer in wanted}
@@ -104,14 +114,12 @@ def _attached(model: Any) -> dict[str, TangentSubspace]:
 
 def _layers(model: Any, layers: int | Iterable[int] | None, default: list[int]) -> list[int]:
     n_layers = model.cfg.n_layers
-    asked = default if layers is None else [layers] if isinstance(layers, int) else list(layers)
+    asked = default if layers is None else wholes("layers", layers)
     for layer in asked:
         if not -n_layers <= layer < n_layers:
             raise TangentValueError(
                 f"layer {layer} does not exist: this model has layers 0 to {n_layers - 1}."
             )
-    if not asked:
-        raise TangentValueError("no layer is named: there is nothing to split.")
     return list(dict.fromkeys(layer % n_layers for layer in asked))
 
 

@@ -36,6 +36,8 @@ class Observed:
         rotate: the rotation by position, None without one.
         position: the additive position term, None without one.
         masked_at: what the host fills in at masked cells, or -inf, is below half of this.
+        scores_are_pattern: whether the host computes its attention elsewhere and shows the pattern
+            in the place of the scores.
     """
 
     layer: int
@@ -47,12 +49,7 @@ class Observed:
     rotate: rotary.Rotate | None
     position: Float[Tensor, "_ head query key"] | None
     masked_at: float
-
-    @cached_property
-    def scores_are_pattern(self) -> bool:
-        """Whether the host shows the pattern in the place of the scores: rows that sum to 1."""
-        sums = self.scores[:, 0].sum(-1)
-        return bool(((sums - 1).abs() < 1e-2).all() and (self.scores >= 0).all())
+    scores_are_pattern: bool
 
     @cached_property
     def seen(self) -> Bool[Tensor, "batch query key"]:
@@ -110,6 +107,21 @@ class _Watch:
         return self.model.blocks[self.layer].attn
 
     def hooks(self) -> list[tuple[str, Callable]]:
+        """The hooks of this layer, by the name of their hook point.
+
+        Raises:
+            TangentValueError: something has taken the place of one of the hook points.
+        """
+        known = self.model.hook_dict
+        for name, _ in (found := self._hooks()):
+            if name not in known:
+                raise TangentValueError(
+                    f"{name} is no hook point of this model (an SAE may sit in its place), and the "
+                    "scores can't be split without it. Take off what is there first."
+                )
+        return found
+
+    def _hooks(self) -> list[tuple[str, Callable]]:
         block = f"blocks.{self.layer}"
         found = [
             (f"{block}.hook_resid_pre", self._noting("resid_pre")),
@@ -157,6 +169,7 @@ class _Watch:
             rotate=self._rotation(noted, length),
             position=self._position(noted, scores),
             masked_at=_masked_at(self.attn, noted["attn_input"], scores),
+            scores_are_pattern=type(self.attn).__name__ == "AttentionBridge",
         )
         return self.receive(observed)
 

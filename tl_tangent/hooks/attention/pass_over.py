@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from tl_tangent.errors import TangentRuntimeError
 from tl_tangent.hooks.attention.observe import Observed, observing
 from tl_tangent.hooks.fit import batch_input
 from tl_tangent.hooks.positions import PositionMask, Run, run_of_forward
@@ -56,14 +57,22 @@ def pass_over(
     given, options = batch_input(batch)
     options = {"stop_at_layer": max(layers) + 1, **options}
     about = Pass(run_of_forward(model, (given,), options))
+    ran: set[int] = set()
 
     def without_padding(observed: Observed) -> Tensor | None:
+        ran.add(observed.layer)
         real = about.taken(observed, PositionMask("all"))
         observed.seen = observed.seen & real[:, :, None]
         return receive(observed, about)
 
     with observing(model, layers, without_padding):
         model(given, return_type=None, **options)
+    missing = set(layers) - ran
+    if missing:
+        raise TangentRuntimeError(
+            f"the attention of layer {min(missing)} never ran in this pass. Is there a "
+            "stop_at_layer in the batch? It is set as needed."
+        )
 
 
 def with_mask(batch: Any, mask: Tensor | None) -> Any:
