@@ -46,7 +46,7 @@ def main() -> None:
     summary.append(spectrum(model, subspaces, layers, options))
     summary.append(induction(model, subspaces, options))
     if options.losses:
-        summary.append(losses(model, subspaces, evaluation[:4], layers, options))
+        summary.append(losses(model, subspaces, evaluation[:4], layers[:: options.every], options))
     (options.out / "summary.md").write_text("\n\n".join(summary) + "\n", encoding="utf-8")
     print("\n\n".join(summary))
 
@@ -56,6 +56,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("out/attention"))
     parser.add_argument("--layers", type=int, nargs="+")
     parser.add_argument("--controls", type=int, default=3)
+    parser.add_argument("--every", type=int, default=5, help="losses at every so many layers")
     parser.add_argument("--no-losses", dest="losses", action="store_false")
     return parser.parse_args()
 
@@ -132,9 +133,15 @@ def spectrum(model: Any, subspaces: Any, layers: list[int], options: Any) -> str
 
 def losses(model: Any, subspaces: Any, rows: Tensor, layers: list[int], options: Any) -> str:
     found = tt.attention_term_losses(model, rows, subspaces, layers, n_controls=options.controls)
-    found.to_dataframe().to_csv(options.out / "losses.csv", index=False)
-    table = found.to_dataframe().groupby("dropped", sort=False).mean(numeric_only=True)
-    return f"### dropping terms, one layer at a time\n\n{markdown(table.drop(columns='layer'))}"
+    frame = found.to_dataframe()
+    frame.to_csv(options.out / "losses.csv", index=False)
+    return f"### dropping terms, one layer at a time\n\n{loss_table(frame)}"
+
+
+def loss_table(frame: pd.DataFrame) -> str:
+    table = frame.pivot(index="layer", columns="dropped", values="increase")
+    control = frame.pivot(index="layer", columns="dropped", values="control_increase_mean")
+    return markdown(pd.concat([table, control.add_suffix(", control")], axis=1), "+.3f")
 
 
 def induction(model: Any, subspaces: Any, options: Any, half: int = 64, n_rows: int = 4) -> str:
@@ -174,12 +181,12 @@ def random_normal(subspaces: tt.SubspaceSet, layer: int) -> tt.TangentSubspace:
     return subspaces.random_normals(1, seed=0)[0][f"blocks.{layer}.attn.hook_in"]
 
 
-def markdown(table: pd.DataFrame) -> str:
+def markdown(table: pd.DataFrame, form: str = ".3f") -> str:
     """A table with its index first, three decimals."""
     head = [str(table.index.name or ""), *map(str, table.columns)]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for name, row in table.iterrows():
-        lines.append("| " + " | ".join([str(name), *(f"{x:.3f}" for x in row)]) + " |")
+        lines.append("| " + " | ".join([str(name), *(format(x, form) for x in row)]) + " |")
     return "\n".join(lines)
 
 
