@@ -137,6 +137,7 @@ def _load(folder: Path) -> EmbeddedModel:
             folder, attn_implementation="eager", dtype=torch.float32, local_files_only=True
         )
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    model.config.name_or_path = NAME  # not the name of the folder, a checksum
     return EmbeddedModel(model.eval(), tokenizer, NAME, folder, SHA256)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -228,6 +229,9 @@ def bridge_from_hf(hf_model: Any, tokenizer: Any, **kwargs: Any) -> Any:
         hf_model.set_attn_implementation("eager")
     architecture = (hf_model.config.architectures or [type(hf_model).__name__])[0]
     kwargs.setdefault("dtype", hf_model.dtype)
-    return build_bridge_from_module(
+    bridge = build_bridge_from_module(
         hf_model, architecture, hf_config=hf_model.config, tokenizer=tokenizer, **kwargs
     )
+    if hf_model.config.name_or_path:  # TransformerLens calls every such model "external"
+        bridge.cfg.model_name = Path(hf_model.config.name_or_path).name
+    return bridge
