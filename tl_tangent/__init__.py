@@ -16,10 +16,12 @@ from tl_tangent.analysis.attention_term_losses import (
     attention_term_losses,
 )
 from tl_tangent.analysis.order_results import AttentionTermOrders
+from tl_tangent.analysis.part_recovery import PartRecovery, part_recovery
 from tl_tangent.analysis.qk_spectrum import QKSpectrum, qk_spectrum
 from tl_tangent.analysis.residual_trace import ResidualTrace, trace_residual
 from tl_tangent.analysis.score_split import AttentionScoreSplit
 from tl_tangent.analysis.term_orders import attention_term_orders
+from tl_tangent.analysis.transfer_gains import TransferGains, transfer_gains
 from tl_tangent.errors import (
     TangentError,
     TangentFileError,
@@ -53,6 +55,7 @@ __all__ = [
     "AttentionTermLosses",
     "AttentionTermOrders",
     "AttentionTermShares",
+    "PartRecovery",
     "PatternDivergence",
     "QKSpectrum",
     "ResidualTrace",
@@ -67,6 +70,7 @@ __all__ = [
     "TangentRuntimeError",
     "TangentSubspace",
     "TangentValueError",
+    "TransferGains",
     "ablating",
     "attach",
     "attached",
@@ -81,11 +85,13 @@ __all__ = [
     "isoscore",
     "isoscore_from_covariance",
     "isoscore_star",
+    "part_recovery",
     "qk_spectrum",
     "split_attention_layers",
     "split_attention_scores",
     "tangents",
     "trace_residual",
+    "transfer_gains",
 ]
 
 

@@ -1,0 +1,124 @@
+"""What of a residual stream is followed: at which depths, in which frames, and at which tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from tl_tangent.analysis.stream_frames import Reference, depth_of, reference_of
+from tl_tangent.errors import TangentKeyError, TangentValueError
+from tl_tangent.geometry import SubspaceSet, TangentSubspace
+from tl_tangent.geometry.ledger import Frame
+from tl_tangent.hooks.positions import PositionMask, Run
+
+
+@dataclass(frozen=True)
+class Followed:
+    """The subspaces at some depths, with their controls.
+
+    Attributes:
+        references: by depth; where one subspace serves all, it is one object.
+        fixed: whether one does.
+    """
+
+    references: Mapping[int, Reference]
+    fixed: bool
+
+    def frame(self, depth: int) -> Frame:
+        """The basis at a depth, and those of its controls."""
+        return self.references[depth].frames[0]
+
+    def subspace(self, depth: int) -> TangentSubspace:
+        return self.references[depth].subspaces[0]
+
+    @property
+    def positions(self) -> Any:
+        """The positions that the first subspace was fitted on."""
+        return next(iter(self.references.values())).positions
+
+    def described(self) -> dict[str, Any]:
+        """Which subspaces these are, JSON-able."""
+        first = next(iter(self.references.values())).subspaces[0]
+        return {
+            "reference": "one subspace for every depth" if self.fixed else "one at each depth",
+            "sites": list(dict.fromkeys(self.subspace(depth).site for depth in self.references)),
+            "rank": first.rank,
+            "method": first.method,
+        }
+
+
+def follow(
+    model: Any,
+    subspaces: Any,
+    depths: Iterable[int],
+    n_controls: int,
+    seed: int,
+    *,
+    any_model: bool = False,
+) -> Followed:
+    """Pair some depths of ``model`` with their subspaces; depth l is in front of layer l.
+
+    Raises:
+        TangentKeyError: a depth without a subspace.
+        TangentValueError: a model without a stream; subspaces that do not fit it.
+    """
+    if isinstance(subspaces, TangentSubspace):
+        one = reference_of(model, subspaces, n_controls, seed, any_model=any_model)
+        return Followed(dict.fromkeys(depths, one), fixed=True)
+    known = _by_depth(SubspaceSet(subspaces))
+    found = {}
+    for depth in dict.fromkeys(depths):
+        if depth not in known:
+            raise TangentKeyError(_missing(depth, known))
+        found[depth] = reference_of(model, known[depth], n_controls, seed, any_model=any_model)
+    return Followed(found, fixed=False)
+
+
+def _by_depth(given: SubspaceSet) -> dict[int, TangentSubspace]:
+    found: dict[int, TangentSubspace] = {}
+    for site, subspace in given.items():
+        depth = depth_of(site)
+        if depth is None:
+            continue
+        if depth in found:
+            raise TangentValueError(
+                f"{found[depth].site} and {site} are two names of one place in the stream, and "
+                "each has a subspace. Give one of them."
+            )
+        found[depth] = subspace
+    return found
+
+
+def _missing(depth: int, known: Mapping[int, TangentSubspace]) -> str:
+    names = [f"blocks.{depth}.hook_resid_pre"]
+    if depth > 0:
+        names.append(f"blocks.{depth - 1}.hook_resid_post")
+    given = ", ".join(str(subspace.site) for subspace in list(known.values())[:5])
+    return (
+        f"there is no subspace of the stream in front of layer {depth} ({' or '.join(names)}). Fit "
+        "one there, or give one TangentSubspace for every depth. Given of the stream: "
+        f"{given or 'nothing'}."
+    )
+
+
+def followed_rows(run: Run, mask: PositionMask, stream: Tensor) -> Bool[Tensor, "batch pos"]:
+    """Which tokens of a pass count."""
+    batch, length = stream.shape[:2]
+    rows = run.select(mask, batch, length, stream.device)
+    if rows is None:
+        return torch.ones(batch, length, dtype=torch.bool, device=stream.device)
+    return rows.expand(batch, length)
+
+
+def with_controls(name: str, values: Sequence[float]) -> dict[str, float]:
+    """One quantity as columns: of the subspace (first), and mean and extremes of its controls."""
+    row, controls = {name: values[0]}, values[1:]
+    if controls:
+        row[f"control_{name}_mean"] = sum(controls) / len(controls)
+        row[f"control_{name}_min"], row[f"control_{name}_max"] = min(controls), max(controls)
+    return row
