@@ -41,6 +41,7 @@ from tl_tangent.geometry import (
 from tl_tangent.hooks.attach import ablating, attach, attached, detach, tangents
 from tl_tangent.hooks.attention.terms import attention_terms
 from tl_tangent.hooks.fit import collect, fit_subspaces
+from tl_tangent.hooks.untrained import untrained
 
 if TYPE_CHECKING:
     from tl_tangent.hooks.models import TangentBridge, TangentHookedTransformer
@@ -92,6 +93,7 @@ __all__ = [
     "tangents",
     "trace_residual",
     "transfer_gains",
+    "untrained",
 ]
 
 

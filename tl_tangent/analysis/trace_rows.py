@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from tl_tangent.analysis.followed import with_controls
 from tl_tangent.errors import TangentValueError
 
 if TYPE_CHECKING:
@@ -58,14 +59,14 @@ def _stream_controls(ledger: Ledger, depth: int, part: int) -> dict[str, float]:
         return {}
     energy, copied = ledger.control_stream[:, part], ledger.control_copied[:, part]
     found = [_of_stream(energy[:, i], copied[:, i], depth) for i in range(n_controls)]
-    return _spread({name: [row[name] for row in found] for name in found[0]})
+    return _spread(found)
 
 
-def _spread(found: Mapping[str, list[float]]) -> dict[str, float]:
-    row = {}
-    for name, values in found.items():
-        row[f"control_{name}_mean"] = sum(values) / len(values)
-        row[f"control_{name}_min"], row[f"control_{name}_max"] = min(values), max(values)
+def _spread(found: list[dict[str, float]]) -> dict[str, float]:
+    """Mean and extremes over the controls of every quantity."""
+    row: dict[str, float] = {}
+    for name in found[0]:
+        row |= with_controls(name, [one[name] for one in found])
     return row
 
 
@@ -107,7 +108,7 @@ def _write_controls(ledger: Ledger, i: int, part: int, layer: int | None) -> dic
         )
         for c in range(n_controls)
     ]
-    return _spread({name: [row[name] for row in found] for name in found[0]})
+    return _spread(found)
 
 
 def classes(

@@ -1,9 +1,11 @@
-"""What splitting the attention scores costs: ratios to a forward pass without unembedding.
+"""What the analyses cost: ratios to what they are made from.
 
-    python scripts/benchmark_scores.py            a model of the shape of SmolLM2-135M, 512 tokens
-    python scripts/benchmark_scores.py --layers 4 --repeats 3      a quick look
+    python scripts/benchmark_analyses.py            a model of the shape of SmolLM2-135M, 512 tokens
+    python scripts/benchmark_analyses.py --layers 4 --repeats 3      a quick look
 
-Measured in alternation like scripts/benchmark.py, at 1 x 512 and at 4 x 128 tokens.
+Splits of attention scores are held against a forward pass without unembedding, traces of the
+residual stream against run_with_cache of the same sites. Measured in alternation like
+scripts/benchmark.py, at 1 x 512 and at 4 x 128 tokens.
 """
 
 from __future__ import annotations
@@ -29,10 +31,11 @@ def main() -> None:
     for batch, pos in ((1, 512), (4, 128)):
         tokens = torch.randint(0, 49152, (batch, pos))
         print(f"\n{options.layers} layers x 576, {batch} x {pos} tokens, rank {options.rank}")
-        report(measure(make_jobs(model, tokens, options.rank), options.repeats), options, GOALS)
+        for jobs in (score_jobs, trace_jobs):
+            report(measure(jobs(model, tokens, options.rank), options.repeats), options, GOALS)
 
 
-GOALS = {"shares of all terms": 1.5}
+GOALS = {"shares of all terms": 1.5, "trace": 1.15}
 
 
 def parse() -> argparse.Namespace:
@@ -64,7 +67,7 @@ def build(options: argparse.Namespace) -> Any:
     return tt.TangentBridge.from_hf(made)
 
 
-def make_jobs(model: Any, tokens: Tensor, rank: int) -> dict[str, Callable[[], Any]]:
+def score_jobs(model: Any, tokens: Tensor, rank: int) -> dict[str, Callable[[], Any]]:
     subspaces = tt.fit_subspaces(model, tokens, "blocks.*.attn.hook_in", rank)
     return {
         "plain": lambda: model(tokens, return_type=None),
@@ -76,6 +79,28 @@ def make_jobs(model: Any, tokens: Tensor, rank: int) -> dict[str, Callable[[], A
             model, tokens, subspaces
         ),
         "all terms kept": lambda: tt.split_attention_layers(model, tokens, subspaces),
+    }
+
+
+def trace_jobs(model: Any, tokens: Tensor, rank: int) -> dict[str, Callable[[], Any]]:
+    fixed = tt.fit_subspaces(model, tokens, "blocks.1.hook_resid_post", rank)
+    (subspace,) = fixed.values()
+    sites = ["blocks.0.hook_resid_pre", "blocks.*.hook_resid_post"]
+    own = tt.fit_subspaces(model, tokens, sites, rank)
+    leaves = ("hook_embed", "hook_resid_pre", "hook_attn_out", "hook_mlp_out", "hook_resid_post")
+
+    def cached() -> None:
+        model.run_with_cache(tokens, names_filter=lambda name: name.endswith(leaves))
+
+    return {
+        "plain": cached,
+        "trace": lambda: tt.trace_residual(model, tokens, subspace, interference=False),
+        "trace, a subspace at each depth": lambda: tt.trace_residual(model, tokens, own),
+        "trace, all pairs of writes": lambda: tt.trace_residual(model, tokens, subspace),
+        "trace, 3 controls": lambda: tt.trace_residual(model, tokens, subspace, n_controls=3),
+        "trace, every head": lambda: tt.trace_residual(
+            model, tokens, subspace, heads=True, interference=False
+        ),
     }
 
 
