@@ -165,7 +165,7 @@ def test_token_and_position_are_apart_where_the_stream_is_their_sum(spec):
 
 
 def test_embeddings_that_do_not_add_up_are_one_write():
-    """An edit in front of the first layer is neither token nor position: the stream is one write."""
+    """An edit in front of the first layer is neither token nor position."""
     model = helpers.build(("bridge", "gpt2", False), F64)
     with model.hooks(fwd_hooks=[("blocks.0.hook_resid_pre", shifted)]):
         first, second, *_ = watched(model)

@@ -16,6 +16,7 @@ from tl_tangent.analysis.term_rows import SHARES, term_rows
 from tl_tangent.errors import TangentValueError
 from tl_tangent.geometry.display import html_table
 from tl_tangent.geometry.score_moments import TermMoments, term_moments
+from tl_tangent.geometry.score_terms import GROUPS, POSITION
 from tl_tangent.hooks.attention.check import checked_error, spread_rows
 from tl_tangent.hooks.attention.choose import Chosen, choose
 from tl_tangent.hooks.attention.observe import Observed
@@ -186,22 +187,33 @@ class AttentionTermShares:
 
         return pd.DataFrame([row for one in self.layers for row in one.rows()])
 
-    def by_layer(self, share: str = "variance_share") -> pd.DataFrame:
+    def by_layer(self, share: str = "variance_share", *, groups: bool = False) -> pd.DataFrame:
         """Return one row a layer with a column a term: the mean over heads of a share.
 
         Args:
-            share: "square_share", "variance_share" or "score_share", or one of the controls'
-                columns.
+            share: "square_share", "variance_share" or "score_share" (with ``signed=True``), or one
+                of the controls' columns, such as "control_variance_share_mean".
+            groups: a column a group of terms instead, with the sum of its terms.
 
         Raises:
             TangentValueError: a column that is not there.
         """
+        import pandas as pd
+
         frame = self.to_dataframe()
         if not isinstance(share, str) or share not in frame or "share" not in share:
             numeric = [name for name in frame if "share" in name]
-            raise TangentValueError(f"there is no {share!r} here; there are {', '.join(numeric)}.")
+            hint = " Signed shares come with signed=True." if share == "score_share" else ""
+            raise TangentValueError(
+                f"there is no {share!r} here; there are {', '.join(numeric)}.{hint}"
+            )
         means = frame.groupby(["layer", "term"], sort=False)[share].mean().unstack()
-        return means[list(self.layers[0].moments.names)]
+        if not groups:
+            return means[list(self.layers[0].moments.names)]
+        sets = {name: [term for term in terms if term in means] for name, terms in GROUPS.items()}
+        if POSITION in means:
+            sets[POSITION] = [POSITION]
+        return pd.DataFrame({name: means[terms].sum(axis=1) for name, terms in sets.items()})
 
     def headline(self) -> str:
         """State the mean share of v^T M v, beside its control where there is one."""

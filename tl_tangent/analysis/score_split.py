@@ -97,9 +97,18 @@ class AttentionScoreSplit:
         return pd.DataFrame(term_rows(self.layer, self.moments))
 
     def advantage(self, keys: Int[Tensor, "batch query"]) -> pd.DataFrame:
-        """Return what draws each query to a chosen key, by head and term.
+        """Return what draws each query to a chosen key: one row a head and term.
 
-        See :func:`tl_tangent.analysis.term_advantage.term_advantage`.
+        ``advantage`` is how much more the term gives to the chosen key than to the query's other
+        keys, a mean over the queries that have one; ``share`` its share of their sum, which is the
+        advantage of the score. Nearly all of a low-rank split is in its normal part, so compare
+        with the same for ``subspace.random_normals(n, seed)``.
+
+        Args:
+            keys: the position of the chosen key of every query; -1 at queries that have none.
+
+        Raises:
+            TangentValueError: see :func:`tl_tangent.analysis.term_advantage.term_advantage`.
         """
         return advantage_frame(self, keys)
 

@@ -21,6 +21,7 @@ from tl_tangent.geometry import (
 from tl_tangent.geometry.covariance import removed_covariance_participation, rescaled
 from tl_tangent.geometry.extractors import SAMPLED
 from tl_tangent.geometry.rank import Rank
+from tl_tangent.hooks.attention.norms import norms_folded
 from tl_tangent.hooks.fit import collect
 from tl_tangent.hooks.positions import PositionMask, Positions, Run
 from tl_tangent.hooks.sites import Sites, find_sites, in_layers
@@ -74,6 +75,7 @@ def fit_sites(
     labels: dict[str, Any] = {
         "model": getattr(model.cfg, "model_name", None),
         "positions": PositionMask(positions).description,
+        "metadata": {"norms_folded": norms_folded(model)},
     }
     found = []
     for name, fitter in tqdm(fitters.items(), "decomposing", unit="site", disable=not progress):

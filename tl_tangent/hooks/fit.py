@@ -14,6 +14,7 @@ from tl_tangent.geometry.moments import Centering
 from tl_tangent.geometry.rank import Rank
 from tl_tangent.hooks import attachment
 from tl_tangent.hooks.attachment import Placed
+from tl_tangent.hooks.attention.norms import norms_folded
 from tl_tangent.hooks.positions import NOT_FIRST, PositionMask, Positions, Run
 from tl_tangent.hooks.sites import Site, Sites, find_sites
 
@@ -146,6 +147,7 @@ def fit_subspaces(
     labels: dict[str, Any] = {
         "model": getattr(model.cfg, "model_name", None),
         "positions": PositionMask(positions).description,
+        "metadata": {"norms_folded": norms_folded(model)},
     }
     return SubspaceSet(
         {name: fit.fit(rank, method, site=name, **labels) for name, fit in fitters.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from math import isqrt
 from typing import TYPE_CHECKING
@@ -33,7 +34,8 @@ def show_terms(
     """Show three maps a head on one scale: v^T M v, the two cross terms, and n^T M n.
 
     Where that is more than :data:`~tl_tangent.views.widgets.MAX_CELLS` cells, the first heads that
-    fit are shown, and of a single head the first positions; a note says what was left out.
+    fit are shown, and of a single head the first positions; a note, and a warning, says what was
+    left out.
 
     Args:
         split: of one layer, from :func:`tl_tangent.split_attention_scores`.
@@ -185,9 +187,10 @@ def _note(asked: list[int], heads: list[int], at: slice, fitted: slice) -> str:
         ways.append(f"positions=slice({fitted.stop}, {at.stop})")
     if not missing:
         return ""
-    return (
+    note = (
         f"Only {' and '.join(missing)} are shown: a view of more than {MAX_CELLS} cells hangs the "
-        f"browser. For the others pass {' or '.join(ways)} to "
-        "tl_tangent.views.attention_heads.show_terms. The whole maps are the tensors "
-        "split.tangent, split.cross and split.normal."
+        f"browser. For the others pass {' or '.join(ways)} to split.show. The whole maps are the "
+        "tensors split.tangent, split.cross and split.normal."
     )
+    warnings.warn(note, stacklevel=4)
+    return note

@@ -183,3 +183,15 @@ def test_another_model(model, monkeypatch):
 def test_an_unknown_space(model, space):
     message = refused(model, cases.subspaces(model, "input"), space=space)
     assert repr(space) in message and "'input', 'residual'" in message
+
+
+def test_folded_and_unfolded_inputs_are_told_apart():
+    """With the norm's gain in the weights the attention reads another vector."""
+    raw, folded = (families.bridge("llama", compat=compat) for compat in (False, True))
+    tokens = families.tiny_tokens()
+    fitted = tt.fit_subspaces(raw, tokens, "blocks.*.attn.hook_in", rank=2)
+    assert fitted["blocks.0.attn.hook_in"].metadata["norms_folded"] is False
+    tt.split_attention_scores(raw, tokens, 0, fitted)
+    with pytest.raises(tt.TangentValueError, match="are not folded .* here they are: what"):
+        tt.split_attention_scores(folded, tokens, 0, fitted)
+    tt.split_attention_scores(folded, tokens, 0, fitted, any_model=True)

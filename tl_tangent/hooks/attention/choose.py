@@ -14,6 +14,7 @@ from tl_tangent.geometry import SubspaceSet, TangentSubspace
 from tl_tangent.hooks import compat
 from tl_tangent.hooks.attach import attached
 from tl_tangent.hooks.attention.circuit import QKCircuit, read_circuit
+from tl_tangent.hooks.attention.norms import norms_folded
 from tl_tangent.hooks.attention.split import Space
 from tl_tangent.hooks.numbers import wholes
 from tl_tangent.hooks.positions import PositionMask, Positions
@@ -141,9 +142,9 @@ def _by_layer(model: Any, subspaces: SubspaceSet, layers: Any, space: str | None
     missing = [layer for layer in wanted if layer not in homes]
     if missing:
         raise TangentKeyError(
-            f"there is no subspace for the attention of layer {missing[0]}. Looked for: "
-            f"blocks.{missing[0]}.attn.hook_in or blocks.{missing[0]}.hook_resid_pre. Given: "
-            f"{', '.join(list(subspaces)[:5]) or 'nothing'}."
+            f"there is no subspace for the attention of layer {missing[0]}: it reads "
+            f"blocks.{missing[0]}.attn.hook_in (or blocks.{missing[0]}.hook_resid_pre, in front of "
+            f"its norm), so fit one there. Given: {', '.join(list(subspaces)[:5]) or 'nothing'}."
         )
     return {layer: homes[layer] for layer in wanted}
 
@@ -202,6 +203,13 @@ def _check_fits(model: Any, circuit: QKCircuit, subspace: TangentSubspace, any_m
         raise TangentValueError(
             f"the subspace has {subspace.heads} heads and layer {circuit.layer} "
             f"{circuit.n_heads} query heads. Give one basis for all, or one a query head."
+        )
+    folded, here = subspace.metadata.get("norms_folded"), norms_folded(model)
+    if not any_model and None not in (folded, here) and folded != here:
+        raise TangentValueError(
+            f"the subspace was fitted where the norms' gains are{'' if folded else ' not'} folded "
+            f"into the weights, and here they are{'' if here else ' not'}: what the attention reads is another vector. Fit it on "
+            "this model as it is. If it is meant all the same, pass any_model=True."
         )
     name = getattr(model.cfg, "model_name", None)
     if not any_model and subspace.model is not None and name not in (None, subspace.model):

@@ -57,6 +57,21 @@ def read_norm(model: Any, norm: Any) -> FrozenNorm | None:
     return _of_bridge(model, norm) if compat.is_bridge(model) else _of_hooked(norm)
 
 
+def norms_folded(model: Any) -> bool | None:
+    """Whether the gain of the norm in front of the first attention is folded into its weights.
+
+    What an attention or an MLP reads is another vector then. None without such a norm.
+    """
+    blocks = getattr(model, "blocks", None)
+    norm = getattr(blocks[0], "ln1", None) if blocks else None
+    if norm is None or not (compat.is_bridge(model) or compat.is_hooked_transformer(model)):
+        return None
+    found = read_norm(model, norm)
+    if found is None:
+        return None
+    return found.gain is None or bool((found.gain.detach() == 1).all())
+
+
 def _of_hooked(norm: Any) -> FrozenNorm:
     return FrozenNorm(
         centred="LayerNorm" in type(norm).__name__,
