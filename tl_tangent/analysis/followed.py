@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from tl_tangent.analysis.stream_frames import Reference, depth_of, reference_of
-from tl_tangent.errors import TangentKeyError, TangentValueError
+from tl_tangent.analysis.stream_frames import Reference, by_depth, reference_of
+from tl_tangent.errors import TangentKeyError
 from tl_tangent.geometry import SubspaceSet, TangentSubspace
 from tl_tangent.geometry.ledger import Frame
 from tl_tangent.hooks.positions import PositionMask, Run
@@ -70,28 +70,13 @@ def follow(
     if isinstance(subspaces, TangentSubspace):
         one = reference_of(model, subspaces, n_controls, seed, any_model=any_model)
         return Followed(dict.fromkeys(depths, one), fixed=True)
-    known = _by_depth(SubspaceSet(subspaces))
+    known = by_depth(SubspaceSet(subspaces))
     found = {}
     for depth in dict.fromkeys(depths):
         if depth not in known:
             raise TangentKeyError(_missing(depth, known))
         found[depth] = reference_of(model, known[depth], n_controls, seed, any_model=any_model)
     return Followed(found, fixed=False)
-
-
-def _by_depth(given: SubspaceSet) -> dict[int, TangentSubspace]:
-    found: dict[int, TangentSubspace] = {}
-    for site, subspace in given.items():
-        depth = depth_of(site)
-        if depth is None:
-            continue
-        if depth in found:
-            raise TangentValueError(
-                f"{found[depth].site} and {site} are two names of one place in the stream, and "
-                "each has a subspace. Give one of them."
-            )
-        found[depth] = subspace
-    return found
 
 
 def _missing(depth: int, known: Mapping[int, TangentSubspace]) -> str:
@@ -117,8 +102,15 @@ def followed_rows(run: Run, mask: PositionMask, stream: Tensor) -> Bool[Tensor, 
 
 def with_controls(name: str, values: Sequence[float]) -> dict[str, float]:
     """One quantity as columns: of the subspace (first), and mean and extremes of its controls."""
-    row, controls = {name: values[0]}, values[1:]
-    if controls:
-        row[f"control_{name}_mean"] = sum(controls) / len(controls)
-        row[f"control_{name}_min"], row[f"control_{name}_max"] = min(controls), max(controls)
-    return row
+    return {name: values[0]} | of_controls(name, values[1:])
+
+
+def of_controls(name: str, values: Sequence[float]) -> dict[str, float]:
+    """Mean and extremes of a quantity over the controls; nothing without one."""
+    if not values:
+        return {}
+    return {
+        f"control_{name}_mean": sum(values) / len(values),
+        f"control_{name}_min": min(values),
+        f"control_{name}_max": max(values),
+    }

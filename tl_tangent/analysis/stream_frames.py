@@ -48,7 +48,7 @@ def reference_of(
     n_layers = model.cfg.n_layers
     fixed = isinstance(subspaces, TangentSubspace)
     depths = n_layers + 1
-    found = (subspaces,) * depths if fixed else _by_depth(SubspaceSet(subspaces), depths)
+    found = (subspaces,) * depths if fixed else _every_depth(SubspaceSet(subspaces), depths)
     for subspace in found[:1] if fixed else found:
         _check_fits(model, subspace, any_model)
     if n_controls < 0:
@@ -64,7 +64,12 @@ def _frame(subspace: TangentSubspace, n_controls: int, seed: int) -> Frame:
     return Frame(torch.stack(bases), subspace.mean)
 
 
-def _by_depth(given: SubspaceSet, n_depths: int) -> tuple[TangentSubspace, ...]:
+def by_depth(given: SubspaceSet) -> dict[int, TangentSubspace]:
+    """Return the subspaces of the stream among ``given`` by their depth.
+
+    Raises:
+        TangentValueError: two for one place.
+    """
     found: dict[int, TangentSubspace] = {}
     for site, subspace in given.items():
         depth = depth_of(site)
@@ -76,6 +81,11 @@ def _by_depth(given: SubspaceSet, n_depths: int) -> tuple[TangentSubspace, ...]:
                 "each has a subspace. Give one of them."
             )
         found[depth] = subspace
+    return found
+
+
+def _every_depth(given: SubspaceSet, n_depths: int) -> tuple[TangentSubspace, ...]:
+    found = by_depth(given)
     missing = [depth for depth in range(n_depths) if depth not in found]
     if missing:
         where = (

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from tl_tangent.analysis.followed import with_controls
+from tl_tangent.analysis.followed import of_controls
 from tl_tangent.errors import TangentValueError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _spread(found: list[dict[str, float]]) -> dict[str, float]:
     """Mean and extremes over the controls of every quantity."""
     row: dict[str, float] = {}
     for name in found[0]:
-        row |= with_controls(name, [one[name] for one in found])
+        row |= of_controls(name, [one[name] for one in found])
     return row
 
 

@@ -116,7 +116,7 @@ def _squared(x: Float[Tensor, "*axes n"]) -> Float[Tensor, "*axes"]:
     return x.square().sum(-1)
 
 
-def _inner(x: Float[Tensor, "*axes n"], y: Float[Tensor, "*axes n"]) -> Float[Tensor, "*axes"]:
+def _inner(x: Float[Tensor, "*axes n"], y: Float[Tensor, "*_ n"]) -> Float[Tensor, "*axes"]:
     return (x * y).sum(-1)
 
 

@@ -208,8 +208,9 @@ def _check_fits(model: Any, circuit: QKCircuit, subspace: TangentSubspace, any_m
     if not any_model and None not in (folded, here) and folded != here:
         raise TangentValueError(
             f"the subspace was fitted where the norms' gains are{'' if folded else ' not'} folded "
-            f"into the weights, and here they are{'' if here else ' not'}: what the attention reads "
-            "is another vector. Fit it on this model as it is. If it is meant all the same, pass any_model=True."
+            f"into the weights, and here they are{'' if here else ' not'}: what the attention "
+            "reads is another vector. Fit it on this model as it is. If it is meant all the same, "
+            "pass any_model=True."
         )
     name = getattr(model.cfg, "model_name", None)
     if not any_model and subspace.model is not None and name not in (None, subspace.model):
