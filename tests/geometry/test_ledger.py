@@ -187,10 +187,3 @@ def test_coordinates_are_those_of_each_basis_and_take_no_mean_out():
     assert found.shape == (BASES, ROWS, RANK)
     for basis, coordinates in zip(here.bases, found, strict=True):
         same(coordinates, x @ basis)
-
-
-def test_frames_are_the_same_where_bases_and_mean_are():
-    here = frame()
-    assert here.same_as(here) and here.same_as(Frame(here.bases.clone(), here.mean.clone()))
-    assert not here.same_as(Frame(here.bases, here.mean + 1))
-    assert not here.same_as(Frame(here.bases.flip(0), here.mean))

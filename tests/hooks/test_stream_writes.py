@@ -267,3 +267,32 @@ def test_hooks_of_the_user_stay():
 
 def test_only_the_layers_up_to_the_last_are_watched():
     assert [one.layer for one in watched(model_of(any_family()), last=0)] == [-1, 0]
+
+
+def test_an_edit_between_two_layers_is_told():
+    model, tokens = helpers.build(("bridge", "llama", False), F64), families.tiny_tokens()
+    edit = ("blocks.1.hook_resid_pre", lambda x, hook: x + 1.0)
+    with model.hooks(fwd_hooks=[edit]), pytest.raises(tt.TangentRuntimeError, match="in between"):
+        with watching_writes(model, lambda found: None):
+            model(tokens)
+
+
+def test_an_edit_of_a_small_token_beside_a_huge_one_is_told():
+    model, tokens = helpers.build(("bridge", "gpt2", False), F64), families.tiny_tokens()
+
+    def edit(x, hook):
+        x = x.clone()
+        x[:, 0] *= 1e8
+        return x
+
+    def nudge(x, hook):
+        return x + 1e-3
+
+    first = ("blocks.0.hook_resid_pre", edit)
+    with model.hooks(fwd_hooks=[first]), watching_writes(model, lambda found: None):
+        model(tokens)
+    later = ("blocks.1.hook_resid_post", nudge)
+    with model.hooks(fwd_hooks=[first, later]):
+        with pytest.raises(tt.TangentRuntimeError, match="do not add up"):
+            with watching_writes(model, lambda found: None):
+                model(tokens)

@@ -86,7 +86,9 @@ def trace_residual(
 def _trace_batch(model: Any, batch: Any, sums: TraceSums, mask: PositionMask, heads: bool) -> None:
     given, options = batch_input(batch)
     run = run_of_forward(model, (given,), options)
-    ids = given if isinstance(given, Tensor) and not given.is_floating_point() else None
+    ids = None
+    if isinstance(given, Tensor) and not given.is_floating_point():
+        ids = given if given.ndim == 2 else given[None]
     taken: list[Tokens] = []
 
     def receive(found: LayerWrites) -> None:

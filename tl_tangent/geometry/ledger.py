@@ -33,11 +33,6 @@ class Frame:
         flat = self.bases.movedim(0, 1).reshape(d, bases * rank)
         return (x @ flat).unflatten(-1, (bases, rank)).movedim(-2, 0)
 
-    def same_as(self, other: Frame) -> bool:
-        return self is other or (
-            torch.equal(self.bases, other.bases) and torch.equal(self.mean, other.mean)
-        )
-
 
 @dataclass(frozen=True)
 class Entry:
@@ -88,7 +83,7 @@ class Position:
         old, new = self.coordinates, frame.coordinates(self.centred)
         cosines = frame.bases.mT @ self.frame.bases  # [basis, rank, rank]
         both = _inner(new, old @ cosines.mT)  # <P' y, P y>
-        turned = _squared(new) + _squared(old) - 2 * both
+        turned = (_squared(new) + _squared(old) - 2 * both).clamp(min=0)
         subspace = Entry(
             energy=torch.stack([turned, turned]),
             with_carried=torch.stack([both - _squared(old), both - _squared(new)]),
