@@ -86,7 +86,7 @@ class RecoverySums:
             if found.layer >= self.depth:
                 see(found.layer + 1, found.after)
 
-        with torch.no_grad(), watching_writes(model, receive):
+        with torch.no_grad(), watching_writes(model, receive, edited=True):
             model(given, return_type=None, **{"stop_at_layer": model.cfg.n_layers, **options})
 
     def _enter(self, depth: int, i: int, *vectors: Float[Tensor, "row d"]) -> None:

@@ -141,9 +141,7 @@ class _Watch:
             stream = value.detach()
             if layer == 0:
                 self.receive(self._embeddings(stream))
-            elif self.left is None or not _relative(stream - self.left, stream) < _tolerance(
-                stream
-            ):
+            elif not self.edited and not self._follows(stream):
                 raise TangentRuntimeError(
                     f"layer {layer}: the stream in front of it is not the one behind layer "
                     f"{layer - 1}, so something edits it in between and it is no sum of what was "
@@ -152,6 +150,10 @@ class _Watch:
             self.noted = {"before": stream}
 
         return enter
+
+    def _follows(self, stream: Tensor) -> bool:
+        left = self.left
+        return left is not None and _relative(stream - left, stream) < _tolerance(stream)
 
     def _embeddings(self, stream: Tensor) -> LayerWrites:
         """Token and position embeddings apart where the stream is their sum, else as one."""
@@ -187,8 +189,8 @@ def _check_adds_up(model: Any, found: LayerWrites) -> None:
     if not error < _tolerance(found.after):
         raise TangentRuntimeError(
             f"layer {found.layer} of {getattr(model.cfg, 'model_name', None)}: resid_pre, attn_out "
-            f"and mlp_out do not add up to resid_post (largest difference {error:.1e} of the "
-            "token's largest entry). A norm or a multiplier acts on the sum, as in BERT, or something is "
+            f"and mlp_out do not add up to resid_post (largest difference {error:.1e} of a token's "
+            "largest entry). A norm or a multiplier acts on the sum, as in BERT, or something is "
             "edited on the way: the stream is no sum of what was written, and can't be traced."
         )
 
