@@ -90,7 +90,9 @@ def trace_jobs(model: Any, tokens: Tensor, rank: int) -> dict[str, Callable[[], 
     leaves = ("hook_embed", "hook_resid_pre", "hook_attn_out", "hook_mlp_out", "hook_resid_post")
 
     def cached() -> None:
-        model.run_with_cache(tokens, names_filter=lambda name: name.endswith(leaves))
+        model.run_with_cache(
+            tokens, names_filter=lambda name: name.endswith(leaves), return_type=None
+        )
 
     return {
         "plain": cached,
