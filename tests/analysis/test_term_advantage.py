@@ -28,7 +28,7 @@ def keys_of(split, query, key):
 
 
 def test_one_query_by_hand(split):
-    found = term_advantage(split, keys_of(split, 5, 2))
+    found = term_advantage(split.terms, split.seen, keys_of(split, 5, 2))
     for i, term in enumerate(split.terms.values()):
         others = [0, 1, 3, 4, 5]
         by_hand = (term[:, :, 5, 2] - term[:, :, 5, others].mean(-1)).mean(0)
@@ -42,7 +42,7 @@ def test_terms_add_up_to_the_score(split):
     others[..., 0] = False
     rest = (score * others[:, None]).sum(-1) / others.sum(-1).clamp(min=1)[:, None]
     expected = (score[..., 0] - rest)[:, :, 1:].mean(dim=(0, 2))
-    torch.testing.assert_close(term_advantage(split, keys).sum(0), expected)
+    torch.testing.assert_close(term_advantage(split.terms, split.seen, keys).sum(0), expected)
 
 
 def test_what_is_the_same_at_every_key_gives_no_advantage(split):
@@ -64,9 +64,9 @@ def test_what_is_the_same_at_every_key_gives_no_advantage(split):
 )
 def test_keys_that_can_not_be_are_refused(split, query, key, says):
     with pytest.raises(tt.TangentValueError, match=says):
-        term_advantage(split, keys_of(split, query, key))
+        term_advantage(split.terms, split.seen, keys_of(split, query, key))
 
 
 def test_keys_of_another_shape_are_refused(split):
     with pytest.raises(tt.TangentValueError, match=r"keys is \[2, 3\]; this split has \[2, 9\]"):
-        term_advantage(split, torch.zeros(2, 3, dtype=torch.long))
+        term_advantage(split.terms, split.seen, torch.zeros(2, 3, dtype=torch.long))

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tl_tangent.analysis.term_advantage import advantage_frame
+from tl_tangent.analysis.term_advantage import advantage_frame, term_advantage
 from tl_tangent.analysis.term_rows import term_rows
 from tl_tangent.geometry.display import html_table
 from tl_tangent.geometry.score_moments import TermMoments
@@ -110,7 +110,8 @@ class AttentionScoreSplit:
         Raises:
             TangentValueError: see :func:`tl_tangent.analysis.term_advantage.term_advantage`.
         """
-        return advantage_frame(self, keys)
+        found = term_advantage(self.terms, self.seen, keys)
+        return advantage_frame(self.layer, tuple(self.terms), found)
 
     def headline(self) -> str:
         """State what carries the scores of the layer, and how exact the split is."""
