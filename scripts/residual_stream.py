@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from attention_terms import markdown
 from torch import Tensor
 
 import tl_tangent as tt
@@ -100,14 +101,6 @@ def tables(measured: dict[str, Any]) -> str:
         f"The ledger closes to {error:.1e}. Ledger, one subspace at each depth:\n\n"
         f"{markdown(ledger)}\n\nTransfer gains, one subspace for all depths:\n\n{markdown(causal)}"
     )
-
-
-def markdown(table: pd.DataFrame) -> str:
-    head = [str(table.index.name or ""), *map(str, table.columns)]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for name, row in table.iterrows():
-        lines.append("| " + " | ".join([str(name), *(f"{x:.3f}" for x in row)]) + " |")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

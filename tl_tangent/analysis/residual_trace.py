@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tl_tangent.analysis.followed import followed_rows
 from tl_tangent.analysis.stream_frames import Reference, reference_of
 from tl_tangent.analysis.trace_rows import stream_rows, write_rows
 from tl_tangent.analysis.trace_sums import Tokens, TraceSums
@@ -104,10 +105,7 @@ def _trace_batch(model: Any, batch: Any, sums: TraceSums, mask: PositionMask, he
 
 def _tokens(run: Run, mask: PositionMask, stream: Tensor, ids: Tensor | None) -> Tokens:
     batch, length = stream.shape[:2]
-    rows = run.select(mask, batch, length, stream.device)
-    if rows is None:
-        rows = torch.ones(1, length, dtype=torch.bool, device=stream.device)
-    rows = rows.expand(batch, length)
+    rows = followed_rows(run, mask, stream)
     position = run.absolute(length).expand(batch, length).to(stream.device)
     tokens = torch.full_like(position, -1) if ids is None else ids.to(stream.device)
     return Tokens(rows, position[rows].cpu(), tokens[rows].cpu())

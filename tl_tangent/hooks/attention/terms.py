@@ -19,6 +19,7 @@ from tl_tangent.hooks.attention.check import checked_error, spread_rows
 from tl_tangent.hooks.attention.choose import Chosen, choose
 from tl_tangent.hooks.attention.circuit import read_circuit
 from tl_tangent.hooks.attention.observe import Observed, observing
+from tl_tangent.hooks.attention.pass_over import Pass
 from tl_tangent.hooks.attention.split import Space, split_sides
 from tl_tangent.hooks.numbers import wholes
 from tl_tangent.hooks.positions import PositionMask, Positions, Run
@@ -199,13 +200,9 @@ class _Edit:
             acts = acts & among[:, None, None]
         return torch.where(acts, changed, scores)
 
-    def _cells(self, observed: Observed) -> Bool[Tensor, "batch query key"]:
-        batch, length = observed.attn_input.shape[:2]
-        run = current_run(self.model) or Run(length=length)
-        taken = run.select(self.positions, batch, length, observed.scores.device)
-        if taken is None:
-            return observed.seen
-        return observed.seen & taken[:, :, None] & taken[:, None, :]
+    def _cells(self, observed: Observed) -> Bool[Tensor, "_ query key"]:
+        run = current_run(self.model) or Run(length=observed.attn_input.shape[1])
+        return Pass(run).cells(observed, self.positions)
 
     def _refuse(self, observed: Observed) -> None:
         if observed.scores_are_pattern:
