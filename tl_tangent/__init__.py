@@ -5,23 +5,23 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from tl_tangent.analysis.attention_patterns import (
+from tl_tangent.analysis.attention.order_results import AttentionTermOrders
+from tl_tangent.analysis.attention.patterns import (
     PatternDivergence,
     attention_pattern_divergence,
 )
-from tl_tangent.analysis.attention_scores import split_attention_layers, split_attention_scores
-from tl_tangent.analysis.attention_shares import AttentionTermShares, attention_term_shares
-from tl_tangent.analysis.attention_term_losses import (
+from tl_tangent.analysis.attention.qk_spectrum import QKSpectrum, qk_spectrum
+from tl_tangent.analysis.attention.score_split import AttentionScoreSplit
+from tl_tangent.analysis.attention.scores import split_attention_layers, split_attention_scores
+from tl_tangent.analysis.attention.shares import AttentionTermShares, attention_term_shares
+from tl_tangent.analysis.attention.term_losses import (
     AttentionTermLosses,
     attention_term_losses,
 )
-from tl_tangent.analysis.order_results import AttentionTermOrders
-from tl_tangent.analysis.part_recovery import PartRecovery, part_recovery
-from tl_tangent.analysis.qk_spectrum import QKSpectrum, qk_spectrum
-from tl_tangent.analysis.residual_trace import ResidualTrace, trace_residual
-from tl_tangent.analysis.score_split import AttentionScoreSplit
-from tl_tangent.analysis.term_orders import attention_term_orders
-from tl_tangent.analysis.transfer_gains import TransferGains, transfer_gains
+from tl_tangent.analysis.attention.term_orders import attention_term_orders
+from tl_tangent.analysis.stream.part_recovery import PartRecovery, part_recovery
+from tl_tangent.analysis.stream.residual_trace import ResidualTrace, trace_residual
+from tl_tangent.analysis.stream.transfer_gains import TransferGains, transfer_gains
 from tl_tangent.errors import (
     TangentError,
     TangentFileError,

@@ -13,7 +13,7 @@ import torch
 import tl_tangent as tt
 from tests import families
 from tests.hooks.helpers import build
-from tl_tangent.analysis.trace_rows import PARTS
+from tl_tangent.analysis.stream.trace_rows import PARTS
 from tl_tangent.views.ledger_figure import COLOURS, CONTROLS, TINTS, draw_ledger, pieces
 
 LAYERS, F64 = families.N_LAYERS, torch.float64

@@ -16,7 +16,7 @@ from tl_tangent.geometry.score_terms import GROUPS
 from tl_tangent.views.widgets import MAX_CELLS, Widget
 
 if TYPE_CHECKING:
-    from tl_tangent.analysis.score_split import AttentionScoreSplit
+    from tl_tangent.analysis.attention.score_split import AttentionScoreSplit
 
 SHOWN = ("tangent", "cross", "normal")
 # Okabe & Ito 2008: told apart by all common kinds of colour vision

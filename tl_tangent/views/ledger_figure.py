@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tl_tangent.analysis.trace_rows import PARTS
+from tl_tangent.analysis.stream.trace_rows import PARTS
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from tl_tangent.analysis.residual_trace import ResidualTrace
+    from tl_tangent.analysis.stream.residual_trace import ResidualTrace
 
 # Okabe & Ito 2008: told apart by all common kinds of colour vision; carried is a tint of written
 COLOURS = {"tangent": "#D55E00", "normal": "#0072B2"}

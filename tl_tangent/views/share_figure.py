@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tl_tangent.analysis.term_rows import SHARES
+from tl_tangent.analysis.attention.term_rows import SHARES
 from tl_tangent.errors import TangentValueError
 from tl_tangent.geometry.score_terms import GROUPS, POSITION
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from tl_tangent.analysis.attention_shares import AttentionTermShares
+    from tl_tangent.analysis.attention.shares import AttentionTermShares
 
 # Okabe & Ito 2008: told apart by all common kinds of colour vision; markers tell them apart in grey
 STYLES = {

@@ -13,7 +13,7 @@ from tl_tangent.errors import TangentValueError
 from tl_tangent.views.widgets import MAX_CELLS, Widget
 
 if TYPE_CHECKING:
-    from tl_tangent.analysis.residual_trace import ResidualTrace
+    from tl_tangent.analysis.stream.residual_trace import ResidualTrace
 
 # Okabe & Ito 2008: told apart by all common kinds of colour vision
 NEGATIVE, POSITIVE = "#D55E00", "#0072B2"

@@ -11,7 +11,7 @@ import tl_tangent as tt
 from tests import families
 from tests.hooks import helpers
 from tests.hooks.attention import cases
-from tl_tangent.analysis.attention_scores import split_attention_layers
+from tl_tangent.analysis.attention.scores import split_attention_layers
 from tl_tangent.geometry.score_terms import POSITION, TERMS
 
 BOTH_SPACES = pytest.mark.parametrize("space", cases.SPACES)

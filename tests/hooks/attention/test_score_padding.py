@@ -11,7 +11,7 @@ import torch
 from tests import families
 from tests.hooks import helpers
 from tests.hooks.attention import cases
-from tl_tangent.analysis.attention_scores import split_attention_layers, split_attention_scores
+from tl_tangent.analysis.attention.scores import split_attention_layers, split_attention_scores
 from tl_tangent.geometry.score_terms import POSITION
 
 LENGTHS = (9, 6, 4)

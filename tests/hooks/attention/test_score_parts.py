@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests import families
 from tests.hooks.attention import cases
-from tl_tangent.analysis.attention_scores import split_attention_scores
+from tl_tangent.analysis.attention.scores import split_attention_scores
 from tl_tangent.geometry.score_terms import PARTS
 
 GROUP = families.N_HEADS // families.N_KV_HEADS

@@ -10,7 +10,7 @@ import torch
 import tl_tangent as tt
 from tests import families
 from tests.hooks.attention import cases
-from tl_tangent.analysis.attention_scores import split_attention_layers, split_attention_scores
+from tl_tangent.analysis.attention.scores import split_attention_layers, split_attention_scores
 from tl_tangent.hooks.attention import choose, observe, rotary
 from tl_tangent.hooks.attention.circuit import Projection, QKCircuit, read_circuit
 

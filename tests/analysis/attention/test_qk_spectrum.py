@@ -8,8 +8,8 @@ import torch
 import tl_tangent as tt
 from tests import families
 from tests.hooks.helpers import IDS, MODELS, build
-from tl_tangent.analysis import qk_spectrum as qk
-from tl_tangent.analysis.qk_spectrum import qk_spectrum
+from tl_tangent.analysis.attention import qk_spectrum as qk
+from tl_tangent.analysis.attention.qk_spectrum import qk_spectrum
 from tl_tangent.hooks.attention.choose import choose
 from tl_tangent.hooks.attention.pass_over import pass_over
 from tl_tangent.hooks.attention.split import source_of

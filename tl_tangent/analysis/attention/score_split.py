@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tl_tangent.analysis.term_advantage import advantage_frame, term_advantage
-from tl_tangent.analysis.term_rows import term_rows
+from tl_tangent.analysis.attention.term_advantage import advantage_frame, term_advantage
+from tl_tangent.analysis.attention.term_rows import term_rows
 from tl_tangent.geometry.display import html_table
 from tl_tangent.geometry.score_moments import TermMoments
 from tl_tangent.geometry.score_terms import GROUPS, POSITION, TERMS, capped
@@ -108,7 +108,7 @@ class AttentionScoreSplit:
             keys: the position of the chosen key of every query; -1 at queries that have none.
 
         Raises:
-            TangentValueError: see :func:`tl_tangent.analysis.term_advantage.term_advantage`.
+            TangentValueError: see ``term_advantage`` in this folder.
         """
         found = term_advantage(self.terms, self.seen, keys)
         return advantage_frame(self.layer, tuple(self.terms), found)

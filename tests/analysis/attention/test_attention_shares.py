@@ -9,8 +9,8 @@ import tl_tangent as tt
 from tests import families
 from tests.hooks import helpers
 from tests.hooks.attention import cases
-from tl_tangent.analysis.attention_scores import split_attention_layers
-from tl_tangent.analysis.attention_shares import attention_term_shares
+from tl_tangent.analysis.attention.scores import split_attention_layers
+from tl_tangent.analysis.attention.shares import attention_term_shares
 from tl_tangent.geometry.score_terms import TERMS
 
 SHARES = ("mean_square", "square_share", "variance_share", "score_share", "cancelling")
@@ -135,7 +135,7 @@ def test_positions_default_to_those_of_the_fit(model, fitted, given, cells):
 
 
 def control_bases(model, seed: int, monkeypatch) -> dict[int, list[torch.Tensor]]:
-    from tl_tangent.analysis import attention_shares
+    from tl_tangent.analysis.attention import shares as attention_shares
 
     drawn: dict[int, list[torch.Tensor]] = {}
     found = attention_shares.controls_of

@@ -9,9 +9,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_tangent.analysis.attention_conventions import attention_conventions
-from tl_tangent.analysis.attention_shares import controls_of
-from tl_tangent.analysis.order_results import MEANING, AttentionTermOrders, LayerTermOrders
+from tl_tangent.analysis.attention.conventions import attention_conventions
+from tl_tangent.analysis.attention.order_results import (
+    MEANING,
+    AttentionTermOrders,
+    LayerTermOrders,
+)
+from tl_tangent.analysis.attention.shares import controls_of
 from tl_tangent.errors import TangentValueError
 from tl_tangent.geometry.power_law import (
     BinMoments,

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tl_tangent.analysis.stream_frames import Reference
+from tl_tangent.analysis.stream.frames import Reference
 from tl_tangent.geometry.ledger import Entry, Frame, Position
 from tl_tangent.geometry.linalg import full_dtype
 from tl_tangent.hooks.stream.writes import LayerWrites, Write, head_writes

@@ -10,7 +10,7 @@ import torch
 import tl_tangent as tt
 from tests import families
 from tests.hooks.attention import cases
-from tl_tangent.analysis.attention_scores import split_attention_layers, split_attention_scores
+from tl_tangent.analysis.attention.scores import split_attention_layers, split_attention_scores
 from tl_tangent.geometry.score_terms import GROUPS, POSITION, TERMS
 
 

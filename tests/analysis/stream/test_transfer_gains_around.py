@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.analysis.stream.test_transfer_gains import a_model, a_subspace, table, tokens
 from torch.autograd import forward_ad
 
 import tl_tangent as tt
 from tests import families
-from tests.analysis.test_transfer_gains import a_model, a_subspace, table, tokens
 from tests.hooks import helpers
-from tl_tangent.analysis.transfer_gains import transfer_gains
+from tl_tangent.analysis.stream.transfer_gains import transfer_gains
 
 
 def listened(model, sites):

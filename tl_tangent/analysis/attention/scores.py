@@ -8,8 +8,8 @@ from typing import Any
 from jaxtyping import Int
 from torch import Tensor
 
-from tl_tangent.analysis.attention_conventions import attention_conventions
-from tl_tangent.analysis.score_split import AttentionScoreSplit
+from tl_tangent.analysis.attention.conventions import attention_conventions
+from tl_tangent.analysis.attention.score_split import AttentionScoreSplit
 from tl_tangent.geometry.score_moments import term_moments
 from tl_tangent.geometry.score_terms import POSITION, SideParts, term_maps
 from tl_tangent.hooks.attention.check import checked_error

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tl_tangent.analysis.followed import Followed
+from tl_tangent.analysis.stream.followed import Followed
 from tl_tangent.errors import TangentValueError
 from tl_tangent.geometry.linalg import full_dtype
 from tl_tangent.hooks.stream.jvp import Direct, Stretch

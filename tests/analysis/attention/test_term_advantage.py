@@ -8,7 +8,7 @@ import torch
 import tl_tangent as tt
 from tests import families
 from tests.hooks.helpers import MODELS, build
-from tl_tangent.analysis.term_advantage import term_advantage
+from tl_tangent.analysis.attention.term_advantage import term_advantage
 
 
 @pytest.fixture(scope="module")

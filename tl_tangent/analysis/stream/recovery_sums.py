@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tl_tangent.analysis.followed import Followed, followed_rows, with_controls
-from tl_tangent.analysis.trace_rows import PARTS
+from tl_tangent.analysis.stream.followed import Followed, followed_rows, with_controls
+from tl_tangent.analysis.stream.trace_rows import PARTS
 from tl_tangent.geometry.linalg import full_dtype
 from tl_tangent.hooks.ablation import Part
 from tl_tangent.hooks.attach import ablating

@@ -13,9 +13,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_tangent.analysis.followed import Followed, with_controls
-from tl_tangent.analysis.trace_rows import PARTS
-from tl_tangent.analysis.transfer_directions import Cut, Directions
+from tl_tangent.analysis.stream.followed import Followed, with_controls
+from tl_tangent.analysis.stream.trace_rows import PARTS
+from tl_tangent.analysis.stream.transfer_directions import Cut, Directions
 from tl_tangent.geometry.linalg import full_dtype
 from tl_tangent.hooks.stream.jvp import Direct, Mode, Stretch, Through, push_forward
 

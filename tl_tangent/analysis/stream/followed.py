@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from tl_tangent.analysis.stream_frames import Reference, by_depth, reference_of
+from tl_tangent.analysis.stream.frames import Reference, by_depth, reference_of
 from tl_tangent.errors import TangentKeyError
 from tl_tangent.geometry import SubspaceSet, TangentSubspace
 from tl_tangent.geometry.ledger import Frame

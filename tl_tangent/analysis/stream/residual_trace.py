@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_tangent.analysis.followed import followed_rows
-from tl_tangent.analysis.stream_frames import Reference, reference_of
-from tl_tangent.analysis.trace_rows import stream_rows, write_rows
-from tl_tangent.analysis.trace_sums import Tokens, TraceSums
+from tl_tangent.analysis.stream.followed import followed_rows
+from tl_tangent.analysis.stream.frames import Reference, reference_of
+from tl_tangent.analysis.stream.trace_rows import stream_rows, write_rows
+from tl_tangent.analysis.stream.trace_sums import Tokens, TraceSums
 from tl_tangent.errors import TangentValueError
 from tl_tangent.geometry.display import html_table
 from tl_tangent.hooks.fit import batch_input, listed, shown

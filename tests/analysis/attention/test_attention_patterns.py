@@ -10,7 +10,7 @@ import torch
 import tl_tangent as tt
 from tests import families
 from tests.hooks.helpers import IDS, MODELS, build
-from tl_tangent.analysis.attention_patterns import TERM_SETS, divergences
+from tl_tangent.analysis.attention.patterns import TERM_SETS, divergences
 from tl_tangent.geometry.score_terms import KEY_CONSTANT, TERMS
 
 FAMILIES = pytest.mark.parametrize("spec", MODELS, ids=IDS)

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tl_tangent.analysis.attention_conventions import attention_conventions
-from tl_tangent.analysis.attention_shares import controls_of
+from tl_tangent.analysis.attention.conventions import attention_conventions
+from tl_tangent.analysis.attention.shares import controls_of
 from tl_tangent.errors import TangentValueError
 from tl_tangent.geometry.display import html_table
 from tl_tangent.geometry.score_terms import (

@@ -6,12 +6,12 @@ import math
 
 import pytest
 import torch
+from tests.analysis.stream.test_transfer_gains import EVERY, a_model, a_subspace, tokens, writing_into
 
 import tl_tangent as tt
 from tests import families
-from tests.analysis.test_transfer_gains import EVERY, a_model, a_subspace, tokens, writing_into
 from tests.hooks import helpers
-from tl_tangent.analysis.part_recovery import PartRecovery, part_recovery
+from tl_tangent.analysis.stream.part_recovery import PartRecovery, part_recovery
 
 POS = 5
 

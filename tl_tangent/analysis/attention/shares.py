@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_tangent.analysis.attention_conventions import attention_conventions
+from tl_tangent.analysis.attention.conventions import attention_conventions
+from tl_tangent.analysis.attention.term_rows import SHARES, term_rows
 from tl_tangent.analysis.site_fit import matched_controls
-from tl_tangent.analysis.term_rows import SHARES, term_rows
 from tl_tangent.errors import TangentValueError
 from tl_tangent.geometry.display import html_table
 from tl_tangent.geometry.score_moments import TermMoments, term_moments

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tl_tangent.analysis.term_rows import MEANING
+from tl_tangent.analysis.attention.term_rows import MEANING
 from tl_tangent.hooks.attention.choose import Chosen
 from tl_tangent.hooks.positions import PositionMask
 

@@ -9,13 +9,13 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from tl_tangent.analysis.followed import of_controls
+from tl_tangent.analysis.stream.followed import of_controls
 from tl_tangent.errors import TangentValueError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from tl_tangent.analysis.trace_sums import Ledger
+    from tl_tangent.analysis.stream.trace_sums import Ledger
 
 PARTS = ("tangent", "normal")
 CLASSES = ("position", "token", "frequency")

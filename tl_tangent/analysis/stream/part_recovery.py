@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tl_tangent.analysis.followed import follow
-from tl_tangent.analysis.recovery_sums import RecoverySums
-from tl_tangent.analysis.trace_rows import PARTS
+from tl_tangent.analysis.stream.followed import follow
+from tl_tangent.analysis.stream.recovery_sums import RecoverySums
+from tl_tangent.analysis.stream.trace_rows import PARTS
 from tl_tangent.errors import TangentValueError
 from tl_tangent.geometry.display import html_table
 from tl_tangent.hooks.ablation import Part

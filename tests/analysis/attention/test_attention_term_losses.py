@@ -7,7 +7,7 @@ import torch
 
 import tl_tangent as tt
 from tests import families
-from tl_tangent.analysis.attention_shares import controls_of
+from tl_tangent.analysis.attention.shares import controls_of
 from tl_tangent.hooks.attention.choose import choose
 
 

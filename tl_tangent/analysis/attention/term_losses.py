@@ -10,9 +10,9 @@ from jaxtyping import Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from tl_tangent.analysis.attention_conventions import attention_conventions
-from tl_tangent.analysis.attention_patterns import named_sets
-from tl_tangent.analysis.attention_shares import controls_of
+from tl_tangent.analysis.attention.conventions import attention_conventions
+from tl_tangent.analysis.attention.patterns import named_sets
+from tl_tangent.analysis.attention.shares import controls_of
 from tl_tangent.analysis.staged import StagedLoss
 from tl_tangent.geometry.display import html_table
 from tl_tangent.geometry.score_terms import GROUPS

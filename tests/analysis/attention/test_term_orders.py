@@ -9,8 +9,8 @@ from torch import Tensor
 import tl_tangent as tt
 from tests import families
 from tests.hooks.helpers import IDS, MODELS, build
-from tl_tangent.analysis.order_results import CURVED, FLAT
-from tl_tangent.analysis.term_orders import attention_term_orders
+from tl_tangent.analysis.attention.order_results import CURVED, FLAT
+from tl_tangent.analysis.attention.term_orders import attention_term_orders
 from tl_tangent.geometry.power_law import SIZES
 from tl_tangent.hooks.attention.choose import choose
 from tl_tangent.hooks.attention.pass_over import pass_over

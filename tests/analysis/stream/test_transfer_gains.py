@@ -10,8 +10,8 @@ import torch
 import tl_tangent as tt
 from tests import families
 from tests.hooks import helpers
-from tl_tangent.analysis import transfer_gains as module
-from tl_tangent.analysis.transfer_gains import TransferGains, transfer_gains
+from tl_tangent.analysis.stream import transfer_gains as module
+from tl_tangent.analysis.stream.transfer_gains import TransferGains, transfer_gains
 from tl_tangent.hooks.stream.jvp import Stretch, TwiceBackward, side_by_side
 
 D, RANK, POS = families.D_MODEL, 3, 4

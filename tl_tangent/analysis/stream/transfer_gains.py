@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from tl_tangent.analysis.followed import follow, followed_rows
-from tl_tangent.analysis.transfer_directions import Directions, check_count, check_directions
-from tl_tangent.analysis.transfer_sums import Input, TransferSums, gain_rows
+from tl_tangent.analysis.stream.followed import follow, followed_rows
+from tl_tangent.analysis.stream.transfer_directions import Directions, check_count, check_directions
+from tl_tangent.analysis.stream.transfer_sums import Input, TransferSums, gain_rows
 from tl_tangent.errors import TangentValueError
 from tl_tangent.geometry.display import html_table
 from tl_tangent.hooks.fit import batch_input, listed, shown

@@ -8,7 +8,7 @@ import torch
 import tl_tangent as tt
 from tests import families
 from tests.hooks.attention.cases import any_family, model_of
-from tl_tangent.analysis.stream_frames import depth_of, reference_of
+from tl_tangent.analysis.stream.frames import depth_of, reference_of
 
 LAYERS, D, RANK = families.N_LAYERS, families.D_MODEL, 3
 DEPTHS = LAYERS + 1

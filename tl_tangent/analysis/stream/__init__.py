@@ -1,0 +1,1 @@
+"""How tangent and normal parts travel through the residual stream."""
