@@ -19,8 +19,10 @@ from tl_tangent.analysis.attention.term_losses import (
     attention_term_losses,
 )
 from tl_tangent.analysis.attention.term_orders import attention_term_orders
+from tl_tangent.analysis.gradients.gradient_energy import GradientEnergy, gradient_energy
 from tl_tangent.analysis.stream.part_recovery import PartRecovery, part_recovery
-from tl_tangent.analysis.stream.residual_trace import ResidualTrace, trace_residual
+from tl_tangent.analysis.stream.residual_trace import trace_residual
+from tl_tangent.analysis.stream.trace_result import ResidualTrace
 from tl_tangent.analysis.stream.transfer_gains import TransferGains, transfer_gains
 from tl_tangent.errors import (
     TangentError,
@@ -42,6 +44,8 @@ from tl_tangent.hooks.attach import ablating, attach, attached, detach, tangents
 from tl_tangent.hooks.attention.terms import attention_terms
 from tl_tangent.hooks.fit import collect, fit_subspaces
 from tl_tangent.hooks.untrained import untrained
+from tl_tangent.studies.recorder import GradientRecorder
+from tl_tangent.studies.run_records import GradientRun
 
 if TYPE_CHECKING:
     from tl_tangent.hooks.models import TangentBridge, TangentHookedTransformer
@@ -56,6 +60,9 @@ __all__ = [
     "AttentionTermLosses",
     "AttentionTermOrders",
     "AttentionTermShares",
+    "GradientEnergy",
+    "GradientRecorder",
+    "GradientRun",
     "PartRecovery",
     "PatternDivergence",
     "QKSpectrum",
@@ -83,6 +90,7 @@ __all__ = [
     "collect",
     "detach",
     "fit_subspaces",
+    "gradient_energy",
     "isoscore",
     "isoscore_from_covariance",
     "isoscore_star",

@@ -26,6 +26,8 @@ from tl_tangent.geometry import (
     shrink_covariance,
     stable_rank,
 )
+from tl_tangent.geometry.isotropy import isotropy_measures, rankme
+from tl_tangent.geometry.partition import partition_isotropy
 
 CLOUD = torch.tensor(
     [[1, 2, 3], [4, 5, 6], [7, 8, 10], [-1, 0, 2], [0.5, -2, 1]], dtype=torch.float64
@@ -293,3 +295,65 @@ class TestRelated:
         torch.testing.assert_close(mean_cosine(x * torch.arange(1, 13)[:, None]), pairs.mean())
         with pytest.raises(TangentValueError, match="1 of 12 rows are zero"):
             mean_cosine(x * (torch.arange(12) > 0)[:, None])
+
+
+class TestRankMe:
+    @staticmethod
+    def with_singular_values(values: torch.Tensor, n: int = 100) -> torch.Tensor:
+        d = len(values)
+        left, right = (torch.linalg.qr(randn(k, d, seed=k))[0] for k in (n, d))
+        return left * values @ right.T
+
+    @pytest.mark.parametrize(
+        ("power", "expected"), [(0.5, 62.037091), (1, 54.990364), (2, 29.117882)]
+    )
+    def test_power_laws_of_the_second_moment(self, power: float, expected: float) -> None:
+        """The paper's 1e-7 on each share moves these by 64e-7 * log 64 and a little more."""
+        values = torch.arange(1, 65, dtype=torch.float64).pow(-power)
+        z = self.with_singular_values(values.sqrt())
+        assert float(rankme(z)) == pytest.approx(expected, rel=1e-4)
+
+    def test_share_of_silent_directions(self) -> None:
+        """k equal singular values of n: each of the others adds ``1e-7 log 1e7``."""
+        z = self.with_singular_values(torch.tensor([2.0, 2, 2, 0, 0, 0]).double(), n=6)
+        silent = math.exp(3 * 1e-7 * math.log(1e7) + 3 * 1e-7 * (math.log(3) - 1))
+        assert float(rankme(z)) == pytest.approx(3 * silent, rel=1e-10)
+
+    def test_is_not_centred_and_free_of_scale_rotation_and_order(self) -> None:
+        x = randn(40, 6)
+        assert float(rankme(x + 100)) < 1.5 < 5 < float(rankme(x))
+        turn = torch.linalg.qr(randn(6, 6, seed=2))[0]
+        for same in (x @ turn, 1e-9 * x, x.flip(0)):
+            assert float(rankme(same)) == pytest.approx(float(rankme(x)), rel=1e-10)
+
+    @pytest.mark.parametrize("bad", [torch.zeros(3, 2), torch.full((3, 2), math.inf)])
+    def test_undefined(self, bad: torch.Tensor) -> None:
+        with pytest.raises(TangentValueError, match="all 3 rows are zero|6 NaN or infinite"):
+            rankme(bad)
+
+
+class TestMeasures:
+    @pytest.mark.parametrize("shape", [(50, 6), (5, 9)])
+    def test_are_those_of_each_function(self, shape: tuple[int, int]) -> None:
+        x = randn(*shape) * torch.arange(1, shape[1] + 1) + 0.5
+        covariance = torch.cov(x.T)
+        found = isotropy_measures(x, zeta=0.4)
+        assert found.isoscore == pytest.approx(float(six_steps(covariance)), abs=1e-12)
+        assert found.isoscore_star == float(isoscore_star(x, zeta=0.4))
+        assert found.participation_ratio == pytest.approx(float(participation_ratio(covariance)))
+        assert found.effective_rank == pytest.approx(float(effective_rank(covariance)))
+        assert found.stable_rank == pytest.approx(float(stable_rank(covariance)))
+        assert found.rankme == float(rankme(x))
+        assert found.mean_cosine == float(mean_cosine(x))
+        assert found.partition == float(partition_isotropy(x))
+        assert found.zeta == 0.4
+
+    def test_disagree_on_an_even_cloud_off_the_origin(self) -> None:
+        """Centred measures see an even cloud; mean cosine, RankMe and I(W) see its mean."""
+        found = isotropy_measures(randn(2000, 4) + torch.tensor([9.0, 0, 0, 0]))
+        assert found.isoscore > 0.99 and found.participation_ratio > 3.9
+        assert found.mean_cosine > 0.9 and found.rankme < 2.8 and found.partition < 1e-6
+
+    def test_rows_without_a_direction(self) -> None:
+        with pytest.raises(TangentValueError, match="1 of 5 rows are zero"):
+            isotropy_measures(CLOUD * (torch.arange(5) > 0)[:, None])

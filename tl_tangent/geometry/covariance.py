@@ -7,10 +7,29 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_tangent.errors import TangentValueError
+from tl_tangent.geometry.checks import check_finite
 from tl_tangent.geometry.linalg import full_dtype
 
 SYMMETRY = 1e-4
 INDEFINITE = 1e-5
+
+
+def second_moment(
+    x: Float[Tensor, "n d"], *, centred: bool = False, ddof: int = 0
+) -> Float[Tensor, "d d"]:
+    """Return ``X^T X / (n - ddof)`` in float64, of rows with their mean taken out or as they are.
+
+    Raises:
+        TangentValueError: if an entry is NaN or infinite, or ``ddof`` leaves no rows to divide by.
+    """
+    check_finite("x", x)
+    freedom = len(x) - ddof
+    if freedom < 1:
+        raise TangentValueError(f"{len(x)} rows leave no freedom with ddof={ddof}")
+    x = x.double()
+    if centred:
+        x = x - x.mean(0)
+    return x.mT @ x / freedom
 
 
 def participation_ratio(covariance: Float[Tensor, "*batch d d"]) -> Float[Tensor, "*batch"]:

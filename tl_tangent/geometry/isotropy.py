@@ -1,7 +1,8 @@
-"""How evenly a cloud of activations or gradients spreads: IsoScore, IsoScore* and mean cosine."""
+"""How evenly a cloud of activations or gradients spreads, by IsoScore and related measures."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -9,8 +10,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_tangent.errors import TangentValueError
-from tl_tangent.geometry.covariance import check_target, rescaled
+from tl_tangent.geometry.checks import check_finite
+from tl_tangent.geometry.covariance import (
+    check_target,
+    effective_rank_from_eigenvalues,
+    participation_ratio_from_eigenvalues,
+    rescaled,
+)
 from tl_tangent.geometry.linalg import full_dtype
+from tl_tangent.geometry.partition import partition_isotropy
+
+RANKME_EPS = 1e-7
 
 
 def isoscore(x: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
@@ -103,6 +113,80 @@ def mean_cosine(x: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
         raise TangentValueError(f"{zero} of {len(x)} rows are zero and have no direction")
     n = len(x)
     return ((x / norms).sum(0).square().sum() - n) / (n * (n - 1))
+
+
+def rankme(z: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
+    """Return RankMe, the exponential of the entropy of the singular values (Garrido et al. 2023).
+
+    ``exp(-sum p log p)`` with ``p = s / sum s + 1e-7`` and s those of Z itself, not centred: not
+    the effective rank of the covariance, whose shares are those of squares around the mean.
+
+    Raises:
+        TangentValueError: if the rows are all zero, NaN or infinite.
+    """
+    check_finite("z", z)
+    values = torch.linalg.svdvals(z.double())
+    total = values.sum()
+    if float(total) == 0:
+        raise TangentValueError(f"all {len(z)} rows are zero: they have no rank to measure")
+    p = values / total + RANKME_EPS
+    return (-(p * p.log()).sum()).exp().to(full_dtype(z.dtype))
+
+
+@dataclass(frozen=True)
+class IsotropyMeasures:
+    """Measures of one cloud beside each other; larger is more even but for the mean cosine.
+
+    Attributes:
+        isoscore: of the covariance, in [0, 1].
+        isoscore_star: of the shrunk covariance, in [0, 1].
+        participation_ratio: of the covariance, in [1, d], like the next two.
+        effective_rank: exponential of the entropy of its eigenvalues.
+        stable_rank: its trace over its largest eigenvalue.
+        rankme: see :func:`rankme`; not centred, like the next two.
+        mean_cosine: of pairs of distinct rows, in [-1, 1]; near 0 where directions are even.
+        partition: I(W) of Mu & Viswanath 2018, in (0, 1].
+        zeta: weight of the shrinkage target of ``isoscore_star``.
+    """
+
+    isoscore: float
+    isoscore_star: float
+    participation_ratio: float
+    effective_rank: float
+    stable_rank: float
+    rankme: float
+    mean_cosine: float
+    partition: float
+    zeta: float
+
+
+def isotropy_measures(
+    x: Float[Tensor, "n d"],
+    *,
+    c0: Float[Tensor, "d d"] | Literal["identity"] | None = None,
+    zeta: int | float = 0.2,
+) -> IsotropyMeasures:
+    """Return all measures of a cloud, one point a row.
+
+    Args:
+        x: the cloud.
+        c0, zeta: shrinkage of IsoScore*, as :func:`isoscore_star`.
+
+    Raises:
+        TangentValueError: as :func:`isoscore_star` and :func:`mean_cosine`.
+    """
+    variances = torch.linalg.svdvals(x.double() - x.double().mean(0)).square()
+    return IsotropyMeasures(
+        isoscore=float(isoscore(x)),
+        isoscore_star=float(isoscore_star(x, c0, zeta)),
+        participation_ratio=float(participation_ratio_from_eigenvalues(variances)),
+        effective_rank=float(effective_rank_from_eigenvalues(variances)),
+        stable_rank=float(variances.sum() / variances[0]),
+        rankme=float(rankme(x)),
+        mean_cosine=float(mean_cosine(x)),
+        partition=float(partition_isotropy(x)),
+        zeta=float(zeta),
+    )
 
 
 def _spread(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,0 +1,276 @@
+"""Gradients recorded in a training loop: what is recorded, when, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from tests import families
+from tl_tangent.analysis.gradients.gradient_energy import gradient_energy
+from tl_tangent.errors import TangentRuntimeError, TangentValueError
+from tl_tangent.geometry import SubspaceSet, TangentSubspace
+from tl_tangent.geometry.gradient_flow import energy_ratio_at
+from tl_tangent.geometry.token_energies import KINDS
+from tl_tangent.hooks.gradients.objectives import Batch, loss_of
+from tl_tangent.hooks.gradients.weight import Tap, Weight, Weights, out_in
+from tl_tangent.studies.recorder import GradientRecorder
+from tl_tangent.studies.run_records import GradientRun
+
+RANK, CONTROLS = 4, 3
+
+
+def a_model(dtype: torch.dtype = torch.float64):
+    return families.hf_model("llama", dtype)
+
+
+def tokens(step: int):
+    return families.tiny_tokens(batch=4, pos=12, seed=step)
+
+
+def subspaces_of(model) -> SubspaceSet:
+    return gradient_energy(model, tokens(99), rank=RANK, n_controls=0, nulls=False).subspaces
+
+
+def train(model, recorder, first: int, last: int, rate: float = 1e-2) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), rate)
+    for step in range(first, last):
+        loss = loss_of("causal", model, Batch(tokens(step)))  # Hugging Face's own is float32
+        loss.backward()
+        recorder.record(step, loss)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def hooks_of(model) -> int:
+    return sum(len(module._forward_hooks) for module in model.modules())
+
+
+def test_records_the_energies_of_the_gradients_that_the_optimizer_uses():
+    model = a_model()
+    subspaces = subspaces_of(model)
+    with GradientRecorder(model, subspaces, n_controls=CONTROLS, nulls=True) as recorder:
+        train(model, recorder, 0, 1, rate=0.0)
+    alone = gradient_energy(model, tokens(0), subspaces, n_controls=CONTROLS).statistics
+    (step,) = recorder.run().steps
+    torch.testing.assert_close(step.energies, alone.energies, rtol=1e-9, atol=0, equal_nan=True)
+    torch.testing.assert_close(step.totals, alone.totals, rtol=1e-9, atol=0, equal_nan=True)
+
+
+def test_without_nulls_only_the_gradient_is_measured_and_it_is_the_same():
+    model = a_model()
+    subspaces = subspaces_of(model)
+    with GradientRecorder(model, subspaces, n_controls=CONTROLS) as recorder:
+        train(model, recorder, 0, 1, rate=0.0)
+    alone = gradient_energy(model, tokens(0), subspaces, n_controls=CONTROLS).statistics
+    (step,) = recorder.run().steps
+    row = KINDS.index("gradient")
+    torch.testing.assert_close(step.energies[:, row], alone.energies[:, row], rtol=1e-9, atol=0)
+    assert step.energies[:, row + 1 :].isnan().all()
+
+
+def test_accumulated_gradients_are_recorded_as_accumulated():
+    model = a_model()
+    subspaces = subspaces_of(model)
+    with GradientRecorder(model, subspaces, n_controls=0) as recorder:
+        for part in (0, 1):
+            model(input_ids=tokens(part), labels=tokens(part)).loss.backward()
+        recorder.record(0)
+        whole = {one.name: one.gradient().norm() ** 2 for one in recorder.weights.weights}
+    (step,) = recorder.run().steps
+    expected = torch.stack(list(whole.values()))
+    torch.testing.assert_close(step.totals[:, 0], expected, rtol=1e-9, atol=0)
+
+
+def test_recording_changes_nothing_and_leaves_nothing():
+    plain, recorded = a_model(), a_model()
+    optimizer = torch.optim.SGD(plain.parameters(), 1e-2)
+    for step in range(3):
+        loss_of("causal", plain, Batch(tokens(step))).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    options = {"proxy": "follow", "rank": RANK, "refit_every": 2, "n_controls": CONTROLS}
+    with GradientRecorder(recorded, activations_every=1, nulls=True, **options) as recorder:
+        train(recorded, recorder, 0, 3)
+        assert hooks_of(recorded) > 0
+    assert hooks_of(recorded) == 0
+    for one, other in zip(plain.parameters(), recorded.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_an_error_in_the_loop_takes_the_hooks_off_and_keeps_the_records(tmp_path):
+    model = a_model()
+    recorder = GradientRecorder(model, subspaces_of(model), out=tmp_path, nulls=True)
+    with pytest.raises(KeyboardInterrupt), recorder:
+        train(model, recorder, 0, 3)
+        raise KeyboardInterrupt
+    assert hooks_of(model) == 0
+    assert [one.step for one in GradientRun.load(tmp_path).steps] == [0, 1, 2]
+
+
+# The proxy ----------------------------------------------------------------------------------------
+
+
+def fits(recorder) -> list[int]:
+    return recorder.run().conventions["fits"]
+
+
+def test_a_frozen_proxy_stays():
+    model = a_model()
+    subspaces = subspaces_of(model)
+    with GradientRecorder(model, subspaces, n_controls=CONTROLS) as recorder:
+        train(model, recorder, 0, 5)
+    assert fits(recorder) == []
+    assert all(
+        torch.equal(recorder.subspaces[site].basis, subspaces[site].basis) for site in subspaces
+    )
+
+
+def test_a_proxy_that_follows_is_fitted_again_on_the_steps_since():
+    model = a_model()
+    options = {"rank": RANK, "refit_every": 3, "activations_every": 1, "n_controls": CONTROLS}
+    with GradientRecorder(model, proxy="follow", **options) as recorder:
+        train(model, recorder, 0, 7)
+    assert fits(recorder) == [0, 2, 5]
+    assert [one.step for one in recorder.run().steps] == [1, 2, 3, 4, 5, 6]
+    n_rows = {one.n_tokens for one in recorder.subspaces.values()}
+    assert n_rows == {3 * 4 * 11}  # steps 3, 4, 5; 4 rows; 12 positions without the first
+
+
+def test_an_early_proxy_stays_after_its_last_fit_on_all_steps_before():
+    model = a_model()
+    options = {"rank": RANK, "refit_every": 2, "activations_every": 1, "n_controls": CONTROLS}
+    with GradientRecorder(model, proxy="early", freeze_at=4, **options) as recorder:
+        train(model, recorder, 0, 9)
+    assert fits(recorder) == [0, 1, 3, 4]
+    assert {one.n_tokens for one in recorder.subspaces.values()} == {5 * 4 * 11}
+
+
+def test_a_restart_replaces_steps_and_goes_on_with_the_last_fit(tmp_path):
+    options = {"proxy": "early", "freeze_at": 2, "rank": RANK, "n_controls": CONTROLS}
+    options |= {"refit_every": 2, "activations_every": 1, "flush_every": 2, "out": tmp_path}
+    model = a_model()
+    with GradientRecorder(model, **options) as first:
+        train(model, first, 0, 6)
+    with GradientRecorder(model, **options) as second:
+        train(model, second, 4, 8)
+    held = first.subspaces
+    assert all(torch.equal(second.subspaces[site].basis, held[site].basis) for site in held)
+    run = GradientRun.load(tmp_path)
+    assert [one.step for one in run.steps] == list(range(1, 8))
+    before, after = first.run().steps[4], run.steps[4]
+    assert before.step == after.step == 5
+    assert before.loss != after.loss
+
+
+def test_another_run_in_the_same_folder_is_refused(tmp_path):
+    model = a_model()
+    GradientRecorder(model, subspaces_of(model), out=tmp_path, n_controls=2)
+    with pytest.raises(TangentValueError, match="n_controls was 2 and is now 3"):
+        GradientRecorder(model, subspaces_of(model), out=tmp_path, n_controls=3)
+
+
+# What else can happen -----------------------------------------------------------------------------
+
+
+def test_a_step_that_overflowed_is_counted_and_left_out():
+    model = a_model()
+    with GradientRecorder(model, subspaces_of(model), n_controls=0) as recorder:
+        for step in range(2):
+            model(input_ids=tokens(step), labels=tokens(step)).loss.backward()
+            if step == 0:
+                next(iter(recorder.weights.weights)).parameter.grad[0, 0] = math.inf
+            recorder.record(step)
+            model.zero_grad()
+    assert [one.step for one in recorder.run().steps] == [1]
+    assert recorder.run().conventions["overflows"] == [0]
+
+
+def test_a_validation_pass_within_a_step_is_not_taken_for_training():
+    model = a_model()
+    options = {"proxy": "follow", "rank": RANK, "refit_every": 10, "n_controls": 0}
+    with GradientRecorder(model, activations_every=1, **options) as recorder:
+        with torch.no_grad():
+            model(input_ids=families.tiny_tokens(batch=9, pos=12))
+        train(model, recorder, 0, 1)
+    assert {one.n_tokens for one in recorder.subspaces.values()} == {4 * 11}
+
+
+def test_checkpoints_are_saved_before_the_update(tmp_path):
+    model = a_model(torch.float32)
+    before = {name: one.clone() for name, one in model.state_dict().items()}
+    with GradientRecorder(model, subspaces_of(model), out=tmp_path, save_at=[0, 2]) as recorder:
+        train(model, recorder, 0, 3)
+    folders = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert folders == ["step-0", "step-2"]
+    again = type(model).from_pretrained(tmp_path / "checkpoints" / "step-0")
+    assert all(torch.equal(one, before[name]) for name, one in again.state_dict().items())
+
+
+def test_recording_without_watching_is_an_error():
+    model = a_model()
+    recorder = GradientRecorder(model, subspaces_of(model))
+    with pytest.raises(TangentRuntimeError, match="not watching"):
+        recorder.record(0)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "subspaces are missing"),
+        ({"proxy": "early"}, "freeze_at=None"),
+        ({"proxy": "follow", "freeze_at": 3}, "freeze_at=3"),
+        ({"proxy": "follow", "refit_every": 0}, "refit_every=0"),
+        ({"proxy": "sometimes"}, "'sometimes'"),
+        ({"proxy": "follow", "save_at": [1]}, "give out="),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(options, said):
+    with pytest.raises(TangentValueError, match=said):
+        GradientRecorder(a_model(), **options)
+
+
+# The feedback loop --------------------------------------------------------------------------------
+
+
+def regression(d: int, o: int, variances: torch.Tensor, n: int = 64):
+    """A linear map, its teacher, and inputs whose second moment is exactly diagonal."""
+    generator = torch.Generator().manual_seed(0)
+    x, _ = torch.linalg.qr(torch.randn(n, d, generator=generator, dtype=torch.float64))
+    x = x * (n * variances).sqrt()
+    teacher = torch.randn(o, d, generator=generator, dtype=torch.float64)
+    student = nn.Linear(d, o, bias=False, dtype=torch.float64)
+    nn.init.zeros_(student.weight)
+    return student, x, x @ teacher.mT, teacher
+
+
+def test_a_linear_regression_gives_the_closed_form_of_gradient_flow():
+    d, o, rank, rate = 12, 3, 3, 1e-2
+    variances = torch.tensor([0.5] * rank + [0.05] * (d - rank), dtype=torch.float64)
+    student, x, y, teacher = regression(d, o, variances)
+    site = "blocks.0.attn.hook_in"
+    tap = Tap(student, 0)
+    weight = Weight("W", "q", 0, d, site, student.weight, out_in(), tap, Tap(student))
+    weights = Weights((weight,), {site: tap}, ())
+    proxy = {site: TangentSubspace(torch.eye(d, dtype=torch.float64)[:, :rank], site=site)}
+    options = {"weights": weights, "n_controls": 4, "flush_every": 1000}
+    steps = range(900)
+    with GradientRecorder(student, proxy, **options) as recorder:
+        for step in steps:
+            loss = (student(x) - y).square().sum() / (2 * len(x))
+            loss.backward()
+            recorder.record(step, loss)
+            with torch.no_grad():
+                student.weight -= rate * student.weight.grad
+                student.weight.grad = None
+    frame = recorder.run().to_dataframe("weight")
+    options = {"tangent_variance": 0.5, "normal_variance": 0.05}
+    options |= {"tangent_error": float(teacher[:, :rank].norm())}
+    options |= {"normal_error": float(teacher[:, rank:].norm())}
+    directions = (d - rank) / rank  # energy_ratio_exact compares averages over directions
+    expected = [energy_ratio_at(s * rate, **options) * directions for s in steps]
+    found = frame["energy_ratio_exact"].to_list()
+    assert found == pytest.approx(expected, rel=0.03)  # Euler's error at this rate
+    assert found[0] > 1 > found[-1]

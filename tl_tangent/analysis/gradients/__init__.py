@@ -1,0 +1,1 @@
+"""Whether gradients lie in tangent subspaces, beyond matched controls and plain mechanics."""

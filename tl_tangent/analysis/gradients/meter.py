@@ -1,0 +1,228 @@
+"""Measure gradients batch by batch, in one backward pass for all weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tl_tangent.analysis.gradients.probe import Probe, make_probes
+from tl_tangent.analysis.gradients.statistics import GradientStatistics, Label
+from tl_tangent.errors import TangentRuntimeError
+from tl_tangent.geometry import TangentSubspace
+from tl_tangent.geometry.energy import energies, total_energy
+from tl_tangent.geometry.gram import BlockGram
+from tl_tangent.geometry.token_energies import KINDS, Own, Upstream, token_energies
+from tl_tangent.hooks.gradients.watch import watching_maps
+from tl_tangent.hooks.gradients.weight import Weight, Weights
+
+
+class GradientMeter:
+    """Sums of gradient energies over batches.
+
+    ``with meter.watching(real): loss.backward()`` notes what the nulls need, ``meter.record()``
+    then reads the gradients that lie in the parameters. Without nulls ``record`` is enough.
+
+    Args:
+        weights: of the model.
+        subspaces: Q_T at every site that a weight is compared at.
+        n_controls: matched random normals at each site.
+        seed: of the controls.
+        nulls: measure what is mechanical.
+        moments: keep ``sum G^T G`` of every weight: ``8 * d**2`` bytes each.
+
+    Raises:
+        TangentError: as :func:`~tl_tangent.analysis.gradients.probe.make_probes`.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        subspaces: Mapping[str, TangentSubspace],
+        *,
+        n_controls: int = 20,
+        seed: int = 0,
+        nulls: bool = True,
+        moments: bool = False,
+    ) -> None:
+        self.weights, self.nulls = weights.weights, nulls
+        self.n_controls = n_controls
+        self._probes = make_probes(weights, subspaces, n_controls, seed)
+        self.labels = tuple(self._label(weight) for weight in self.weights)
+        shape = (len(self.weights), len(KINDS))
+        self._energies = torch.zeros(*shape, 1 + n_controls, dtype=torch.float64)
+        self._totals = torch.zeros(*shape, dtype=torch.float64)
+        self._grams: dict[str, BlockGram] | None = {} if moments else None
+        self._noted = _Noted(self._probes)
+        self.n_batches, self.n_tokens, self.loss = 0, 0, 0.0
+
+    @property
+    def stacks(self) -> dict[str, Tensor]:
+        """Q_T and its normals at each site, side by side ``[d, (1 + B) * rank]``."""
+        return {site: probe.stacked for site, probe in self._probes.items()}
+
+    def _label(self, weight: Weight) -> Label:
+        subspace = self._probes[weight.site].subspace
+        return Label(
+            weight.name,
+            weight.kind,
+            weight.layer,
+            weight.side,
+            weight.site,
+            weight.d,
+            subspace.rank,
+            subspace.explained,
+        )
+
+    @contextmanager
+    def watching(self, real: Tensor | None = None) -> Iterator[None]:
+        """Note what one forward and backward pass shows, for the nulls.
+
+        Args:
+            real: which rows of ``[batch * pos]`` are real tokens; None for all.
+        """
+        if not self.nulls:
+            yield
+            return
+        self._noted.forget(real)
+        with watching_maps(self.weights, self._noted.receive):
+            yield
+
+    def record(self, loss: float = 0.0, n_tokens: int = 0) -> None:
+        """Add the gradients that lie in the parameters now.
+
+        Raises:
+            TangentRuntimeError: a weight without a gradient, or one that is NaN or infinite.
+        """
+        energies, totals = self.take()
+        bad = (~totals[:, 0].isfinite()).nonzero().flatten().tolist()
+        if bad:
+            raise TangentRuntimeError(
+                f"the gradient of {self.weights[bad[0]].name} is not finite: its squared norm is "
+                f"{float(totals[bad[0], 0])}. Lower the loss scale or the learning rate, or leave "
+                "this batch out."
+            )
+        self._energies += energies
+        self._totals += totals
+        self.n_batches += 1
+        self.n_tokens += n_tokens
+        self.loss += loss
+
+    def take(self) -> tuple[Float[Tensor, "weight kind basis"], Float[Tensor, "weight kind"]]:
+        """Return the energies of the gradients that lie in the parameters now, and add nothing.
+
+        Raises:
+            TangentRuntimeError: a weight without a gradient.
+        """
+        found = [self._measured(weight) for weight in self.weights]
+        self._noted.forget(None)
+        energies, totals = zip(*found, strict=True)
+        return torch.stack(energies), torch.stack(totals)
+
+    def reduce(self, site: str, rows: Float[Tensor, "row d"]) -> Own:
+        """Reduce activations of a site to their energies in Q_T, in its normals and in all."""
+        probe = self._probes[site]
+        return Own.of(rows, probe.on(rows), probe.rank)
+
+    def _measured(self, weight: Weight) -> tuple[Tensor, Tensor]:
+        gradient, probe = weight.gradient(), self._probes[weight.site]
+        if self._grams is not None:
+            self._add_moment(weight, gradient)
+        noted = self._noted.pairs.get(weight.name)
+        if noted is None and self.nulls and weight.reads is not None:
+            raise TangentRuntimeError(
+                f"{weight.name} has a gradient, but no pass through its map was seen: run forward "
+                "and backward inside of watching(), through the module itself, or measure with "
+                "nulls=False"
+            )
+        if noted is not None:
+            found = token_energies(*noted, gradient, probe.on(gradient), probe.rank)
+            return found.energies.cpu(), found.totals.cpu()
+        shape = (len(KINDS), 1 + self.n_controls)
+        kinds = torch.full(shape, torch.nan, dtype=torch.float64)
+        kinds[0] = energies(gradient, probe.on(gradient), probe.rank).cpu()
+        totals = torch.full(shape[:1], torch.nan, dtype=torch.float64)
+        totals[0] = total_energy(gradient).cpu()
+        return kinds, totals
+
+    def _add_moment(self, weight: Weight, gradient: Tensor) -> None:
+        assert self._grams is not None
+        if weight.name not in self._grams:
+            self._grams[weight.name] = BlockGram(weight.d, None, gradient.device)
+        self._grams[weight.name].add(
+            gradient.to(torch.promote_types(gradient.dtype, torch.float32))
+        )
+
+    def statistics(self) -> GradientStatistics:
+        """Return the sums so far."""
+        grams = self._grams or {}
+        return GradientStatistics(
+            self.labels,
+            self._energies.clone(),
+            self._totals.clone(),
+            {name: gram.dense().cpu() for name, gram in grams.items()},
+            self.n_batches,
+            self.n_tokens,
+            self.loss,
+        )
+
+
+@dataclass
+class _Noted:
+    """What a backward pass showed of each weight: its own side, and the other."""
+
+    probes: Mapping[str, Probe]
+    pairs: dict[str, tuple[Own, Upstream]] = field(default_factory=dict)
+    _real: Tensor | None = None
+    _shared: dict[str, tuple[Tensor, Own]] = field(default_factory=dict)
+
+    def forget(self, real: Tensor | None) -> None:
+        self._real = None if real is None else real.nonzero().flatten()
+        self.pairs, self._shared = {}, {}
+
+    def receive(self, weight: Weight, x: Tensor, g: Tensor) -> None:
+        if weight.name in self.pairs:
+            raise TangentRuntimeError(
+                f"{weight.name} was passed twice before its gradient was recorded: run one forward "
+                "and backward pass a batch (no gradient accumulation while nulls are measured)"
+            )
+        if weight.side == "input":
+            self.pairs[weight.name] = self._own(weight, x), Upstream.of(self._rows(g))
+        elif weight.kind == "embed":
+            self.pairs[weight.name] = self._of_embedding(weight, self._rows(x.flatten()), g)
+        else:
+            self.pairs[weight.name] = self._own(weight, g), Upstream.of(self._rows(x))
+
+    def _own(self, weight: Weight, vectors: Tensor) -> Own:
+        """Reduce the vectors of the compared side; maps that read one tensor share the work."""
+        probe, key = self.probes[weight.site], weight.site
+        known, own = self._shared.get(key, (None, None))
+        if weight.side == "input" and own is not None and _same(known, vectors):
+            return own
+        mean = probe.subspace.mean if weight.side == "input" else None
+        own = Own.of(self._rows(vectors), probe.on(vectors), probe.rank, mean=mean)
+        if weight.side == "input":
+            self._shared[key] = vectors, own
+        return own
+
+    def _of_embedding(self, weight: Weight, tokens: Tensor, g: Tensor) -> tuple[Own, Upstream]:
+        """The pair of an embedding, which learns nothing from its own padding token."""
+        assert weight.writes is not None
+        g, padding = self._rows(g), getattr(weight.writes.module, "padding_idx", None)
+        if padding is not None:
+            tokens, g = tokens[tokens != padding], g[tokens != padding]
+        probe = self.probes[weight.site]
+        upstream = Upstream.of_tokens(tokens, weight.parameter.shape[0])
+        return Own.of(g, probe.on(g), probe.rank), upstream
+
+    def _rows(self, x: Any) -> Tensor:
+        return x if self._real is None else x[self._real.to(x.device)]
+
+
+def _same(a: Tensor | None, b: Tensor) -> bool:
+    return a is not None and a.data_ptr() == b.data_ptr() and a.shape == b.shape

@@ -1,0 +1,73 @@
+"""The subspaces that gradients are held against: Q_T and its matched normals, ready to multiply."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tl_tangent.errors import TangentKeyError, TangentValueError
+from tl_tangent.geometry import SubspaceSet, TangentSubspace
+from tl_tangent.geometry.energy import check_room, stack_bases
+from tl_tangent.geometry.linalg import full_dtype
+from tl_tangent.hooks.gradients.weight import Weight, Weights
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """Q_T and its B normals at one site, their columns side by side."""
+
+    subspace: TangentSubspace
+    stacked: Float[Tensor, "d columns"]
+
+    @property
+    def rank(self) -> int:
+        return self.subspace.rank
+
+    @property
+    def n_controls(self) -> int:
+        return self.stacked.shape[1] // self.rank - 1
+
+    def on(self, like: Tensor) -> Float[Tensor, "d columns"]:
+        """Return the columns on the device and in the dtype of a gradient, float32 at least."""
+        return self.stacked.to(like.device, full_dtype(like.dtype))
+
+
+def make_probes(
+    weights: Weights, subspaces: Mapping[str, TangentSubspace], n_controls: int, seed: int
+) -> dict[str, Probe]:
+    """Stack Q_T and matched normals for every site that a weight is compared at.
+
+    Raises:
+        TangentKeyError: a site without a subspace.
+        TangentValueError: a subspace of another width, one with heads, or no room for controls.
+    """
+    found: dict[str, Probe] = {}
+    for weight in weights.weights:
+        if weight.site not in subspaces:
+            raise TangentKeyError(
+                f"{weight.name} is compared at {weight.site}, where there is no subspace; there "
+                f"are {', '.join(subspaces) or 'none'}. Fit one there, or leave the weight out by "
+                "kinds= or layers=."
+            )
+        subspace = subspaces[weight.site]
+        _check(weight, subspace, n_controls)
+        if weight.site not in found:
+            alone = SubspaceSet({weight.site: subspace})
+            normals = [one[weight.site] for one in alone.random_normals(n_controls, seed)]
+            stacked = stack_bases(subspace, normals, dtype=torch.float32)
+            found[weight.site] = Probe(subspace, stacked)
+    return found
+
+
+def _check(weight: Weight, subspace: TangentSubspace, n_controls: int) -> None:
+    if subspace.heads is not None or subspace.d != weight.d:
+        raise TangentValueError(
+            f"{weight.name} has {weight.d} directions on its {weight.side} side, and the subspace "
+            f"at {weight.site} is {subspace!r}. Fit one subspace of that width."
+        )
+    if n_controls:
+        check_room(subspace.d, subspace.rank)

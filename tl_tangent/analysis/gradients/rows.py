@@ -1,0 +1,178 @@
+"""The table of gradient energies: one row a weight, or one a group of weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from tl_tangent.analysis.gradients.statistics import GradientStatistics, Label
+from tl_tangent.geometry.energy import EnergyRatio
+from tl_tangent.geometry.energy_bounds import efficiency
+from tl_tangent.geometry.removal import removal
+
+WORDS = {
+    "energy": "sum over batches of ||G||^2, squared units of loss per unit of weight",
+    "fraction": "f_T, the share of that energy in Q_T",
+    "energy_ratio": "energy in Q_T over the mean energy in the matched normals",
+    "energy_ratio_exact": "f_T / (1 - f_T) * (d - rank) / rank: the same in the limit of many "
+    "normals",
+    "p_value": "(1 + #{E_N >= E_T}) / (1 + n_controls)",
+    "pairing_ratio": "energy_ratio_exact expected when inputs and output gradients of a batch are "
+    "paired at random: what the activations alone give",
+    "excess_pairing": "energy_ratio_exact / pairing_ratio; about 1 where all is mechanical",
+    "sign_flip_ratio": "energy_ratio_exact expected under random signs of the tokens' gradients",
+    "excess_sign_flip": "energy_ratio_exact / sign_flip_ratio",
+    "activation_ratio": "energy_ratio_exact of the fitted activations' own variance in Q_T",
+    "excess_activations": "energy_ratio_exact / activation_ratio",
+    "mean_part": "||(sum g) mu^T||^2 / ||G||^2, the part of the gradient that the mean makes; on "
+    "the output side mu is the mean of the output gradients. It may exceed 1: parts interfere",
+    "energy_ratio_centred": "energy_ratio_exact of G - (sum g) mu^T",
+    "efficiency": "energy in Q_T over the most that any subspace of its rank holds of G^T G",
+    "isoscore": "of sum G^T G, uncentred, divided by d - 1",
+    "delta_tangent": "IsoScore* without Q_T (reduced: divided by d - rank - 1) minus isoscore",
+    "delta_normal": "the same without a matched normal, mean over controls",
+    "delta_p_value": "(1 + #{delta_N >= delta_T}) / (1 + n_controls)",
+}
+MEANS = "geometric mean over weights of ratios, arithmetic mean of the rest"
+
+
+def weight_rows(
+    statistics: GradientStatistics, stacks: Mapping[str, Tensor], *, zeta: float = 0.0
+) -> list[dict[str, Any]]:
+    """Return one row a weight, with the columns of :data:`WORDS` that were measured.
+
+    Args:
+        statistics: the sums.
+        stacks: Q_T and its normals at each site, side by side.
+        zeta: shrinkage of the second moments, towards the identity of their trace.
+    """
+    moments = moment_rows(statistics, stacks, zeta=zeta)
+    return [
+        _row(statistics, row, label) | moments.get(label.name, {})
+        for row, label in enumerate(statistics.labels)
+    ]
+
+
+def _row(statistics: GradientStatistics, row: int, label: Label) -> dict[str, Any]:
+    told = {
+        "weight": label.name,
+        "kind": label.kind,
+        "layer": label.layer,
+        "side": label.side,
+        "d": label.d,
+        "rank": label.rank,
+    }
+    found = statistics.ratio(row)
+    if found is None:  # the gradient is zero: nothing can be said of its directions
+        return {**told, "energy": 0.0}
+    return {**told, **_energies(found), **_mechanical(statistics, row, label, found)}
+
+
+def _energies(found: EnergyRatio) -> dict[str, Any]:
+    told: dict[str, Any] = {"energy": found.total, "fraction": found.fraction}
+    if found.normals:
+        told["energy_ratio"] = found.ratio
+    told["energy_ratio_exact"] = found.exact_ratio
+    if found.normals:
+        told |= {"p_value": found.p_value, "p_floor": found.p_floor}
+    return told
+
+
+def _mechanical(
+    statistics: GradientStatistics, row: int, label: Label, found: EnergyRatio
+) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    for kind, column in (("pairing", "pairing"), ("sign_flip", "sign_flip")):
+        null = statistics.ratio(row, kind)
+        if null is not None:
+            told[f"{column}_ratio"] = null.exact_ratio
+            told[f"excess_{column}"] = found.exact_excess(null)
+    if label.activation_share is not None and 0 < label.activation_share < 1:
+        own = EnergyRatio(label.activation_share, (), 1.0, label.d, label.rank)
+        told["activation_ratio"] = own.exact_ratio
+        told["excess_activations"] = found.exact_excess(own)
+    mean, centred = statistics.ratio(row, "mean_part"), statistics.ratio(row, "centred_gradient")
+    if mean is not None and centred is not None:
+        told["mean_part"] = mean.total / found.total
+        told["energy_ratio_centred"] = centred.exact_ratio
+    return told
+
+
+def moment_rows(
+    statistics: GradientStatistics,
+    stacks: Mapping[str, Tensor],
+    *,
+    zeta: float = 0.0,
+) -> dict[str, dict[str, Any]]:
+    """Return efficiency and the removal test for every weight whose second moment was kept."""
+    found: dict[str, dict[str, Any]] = {}
+    for row, label in enumerate(statistics.labels):
+        moment, ratio = statistics.moments.get(label.name), statistics.ratio(row)
+        if moment is None or ratio is None:
+            continue
+        effect = removal(moment, stacks[label.site], label.rank, zeta=zeta)
+        normals = effect.delta_normals
+        found[label.name] = {
+            "efficiency": efficiency(moment, ratio.tangent, label.rank),
+            "isoscore": effect.isoscore,
+            "delta_tangent": effect.delta_tangent,
+            "delta_normal": math.fsum(normals) / len(normals) if normals else math.nan,
+            "delta_p_value": effect.p_value if normals else math.nan,
+        }
+    return found
+
+
+RATIOS = (
+    "energy",
+    "energy_ratio",
+    "energy_ratio_exact",
+    "pairing_ratio",
+    "excess_pairing",
+    "sign_flip_ratio",
+    "excess_sign_flip",
+    "activation_ratio",
+    "excess_activations",
+    "energy_ratio_centred",
+)
+PLAIN = (
+    "fraction",
+    "p_value",
+    "mean_part",
+    "efficiency",
+    "isoscore",
+    "delta_tangent",
+    "delta_normal",
+    "delta_p_value",
+)
+
+
+def grouped_rows(rows: Iterable[Mapping[str, Any]], by: str) -> list[dict[str, Any]]:
+    """Return one row for each value of a column, in order of appearance (see :data:`MEANS`)."""
+    groups: dict[Any, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(row[by], []).append(row)
+    return [{by: value, "weights": len(group), **_means(group)} for value, group in groups.items()]
+
+
+def _means(group: list[Mapping[str, Any]]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for names, mean in ((RATIOS, geometric_mean), (PLAIN, _mean)):
+        for name in names:
+            values = [float(row[name]) for row in group if row.get(name) is not None]
+            if values:
+                found[name] = mean(values)
+    return found
+
+
+def geometric_mean(values: list[float]) -> float:
+    """Return ``exp(mean(log v))``: 0 where a value is 0, inf where one is inf."""
+    if min(values) <= 0:
+        return 0.0 if math.inf not in values else math.nan
+    return math.exp(math.fsum(map(math.log, values)) / len(values))
+
+
+def _mean(values: list[float]) -> float:
+    return math.fsum(values) / len(values)
