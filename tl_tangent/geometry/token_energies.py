@@ -187,12 +187,12 @@ def token_energies(
         image, constant = g @ columns, upstream.sum.square().sum()
         at_centre = _and_whole(own.centre.to(g), columns, rank)
         at_mu = _and_whole(own.mu.to(g), columns, rank)
-        shift = torch.outer(upstream.sum.to(g), own.mu.to(g) @ columns)
+        about = g - torch.outer(upstream.sum.to(g), own.mu.to(g))
         away = own.centre.double() - own.mu.double()
         kinds = {
             "gradient": _with_total(squared_norms(image, rank).sum(0), total_energy(g)[None]),
             "centred_gradient": _with_total(
-                squared_norms(image - shift, rank).sum(0), _centred_total(g, own, upstream)[None]
+                squared_norms(about @ columns, rank).sum(0), total_energy(about)[None]
             ),
             "mean_part": constant * at_mu,
             "sign_flip": upstream.squares @ own.squares,
@@ -202,14 +202,6 @@ def token_energies(
         }
         found = torch.stack([kinds[kind] for kind in KINDS])
     return NullEnergies(found[:, :-1], found[:, -1], gradient.shape[1], rank)
-
-
-def _centred_total(g: Tensor, own: Own, upstream: Upstream) -> Float[Tensor, ""]:
-    """``||G - s mu^T||^2``, by the products with mu and without the difference itself."""
-    mu, s = own.mu.double(), upstream.sum
-    along = (g @ own.mu.to(g)).double()
-    found = total_energy(g) - 2 * (s @ along) + s.square().sum() * mu.square().sum()
-    return found.clamp(min=0)
 
 
 def _and_whole(

@@ -10,8 +10,11 @@ from transformer_lens.model_bridge import TransformerBridge
 
 from tl_tangent.hooks import attach as _attach
 from tl_tangent.hooks import compat
+from tl_tangent.hooks.adapters import register_adapters
 from tl_tangent.hooks.attention.terms import attention_terms
 from tl_tangent.hooks.sites import Sites
+
+register_adapters()
 
 
 class TangentMethods:
@@ -96,7 +99,8 @@ class TangentBridge(TangentMethods, TransformerBridge):
         The bridge puts its own modules into ``hf_model``, which should not be used on its own then.
 
         Args:
-            hf_model: any model whose architecture TransformerLens has an adapter for.
+            hf_model: any model whose architecture TransformerLens has an adapter for, or
+                :mod:`tl_tangent.hooks.adapters` has.
             tokenizer: its tokenizer, loaded from a folder or the hub; None to pass tokens only.
             kwargs: passed on to TransformerLens' bridge builder, such as ``dtype`` or ``device``.
         """
