@@ -194,9 +194,9 @@ class GradientRecorder:
         """Fit Q_T again where the proxy asks for it."""
         if self.proxy == "frozen" or self._activations is None:
             return
-        freeze = self.proxy == "early" and self._freeze_at == step
-        due = self._meter is None or (step + 1) % self._refit_every == 0
-        if freeze or (due and not self._frozen(step)):
+        first, freeze = self._meter is None, self._freeze_at == step
+        again = (step + 1) % self._refit_every == 0 and not self._frozen(step)
+        if first or freeze or again:
             fitted = self._activations.fit(self._rank, self._method, model=name_of(self.model))
             self._hold(fitted)
             self._records.refitted(step, fitted)
@@ -204,7 +204,7 @@ class GradientRecorder:
                 self._activations = None
 
     def _frozen(self, step: int) -> bool:
-        return self.proxy == "early" and self._freeze_at is not None and step > self._freeze_at
+        return self._freeze_at is not None and step > self._freeze_at
 
     def _hold(self, subspaces: Mapping[str, TangentSubspace]) -> None:
         self._subspaces = SubspaceSet({site: subspaces[site] for site in subspaces})
@@ -216,7 +216,7 @@ class GradientRecorder:
     def _watch_step(self) -> None:
         """Place the hooks that the coming step needs."""
         self._seen = {}
-        looks = self._calls % self._activations_every == 0
+        looks = self._meter is None or self._calls % self._activations_every == 0
         self._calls += 1
         contexts: list[Any] = [_Nothing()]
         if self._meter is not None:

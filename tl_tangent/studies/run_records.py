@@ -71,14 +71,17 @@ class Records:
         self._fits: list[int] = []
         self._overflows: list[int] = []
         if self._folder is not None:
-            self._take_up(GradientRun.load(self._folder.path, missing_ok=True))
+            self._take_up(self._folder.path)
 
-    def _take_up(self, earlier: GradientRun | None) -> None:
-        if earlier is not None:
-            self._labels = earlier.labels
-            self._steps = {one.step: one for one in earlier.steps}
-            self._fits = list(earlier.conventions["fits"])
-            self._overflows = list(earlier.conventions["overflows"])
+    def _take_up(self, folder: Path) -> None:
+        """Go on where an earlier run in this folder stood."""
+        if not _parts(folder):
+            return
+        earlier = GradientRun.load(folder)
+        self._labels = earlier.labels
+        self._steps = {one.step: one for one in earlier.steps}
+        self._fits = list(earlier.conventions["fits"])
+        self._overflows = list(earlier.conventions["overflows"])
 
     def hold(self, labels: tuple[Label, ...]) -> None:
         """Note the weights, whose shares of the activations may have changed with a fit."""
@@ -221,18 +224,14 @@ class GradientRun:
         save_file(tensors, str(path), metadata=told)
 
     @classmethod
-    def load(
-        cls, folder: str | os.PathLike[str], *, missing_ok: bool = False
-    ) -> GradientRun | None:
+    def load(cls, folder: str | os.PathLike[str]) -> GradientRun:
         """Read the folder of a recorder; later parts replace the steps that they repeat.
 
         Raises:
             TangentFileError: a foreign file, or no records at all.
         """
-        files = sorted(Path(folder).glob("steps-*.safetensors"), key=os.path.getmtime)
+        files = _parts(Path(folder))
         if not files:
-            if missing_ok:
-                return None
             raise TangentFileError(f"{folder} holds no steps-*.safetensors of a GradientRecorder")
         parts = [_read_part(path) for path in files]
         steps = {one.step: one for part in parts for one in part.steps}
@@ -271,6 +270,11 @@ def _ratios(step: Step, row: int, label: Label) -> dict[str, float]:
     if own is not None:
         told["activation_ratio"] = own.exact_ratio
     return told
+
+
+def _parts(folder: Path) -> list[Path]:
+    """The files of a run, the last written last."""
+    return sorted(folder.glob("steps-*.safetensors"), key=lambda path: path.stat().st_mtime_ns)
 
 
 def _geometric(values: Any) -> float:
