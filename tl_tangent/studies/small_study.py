@@ -94,11 +94,13 @@ def small_study(
     """
     folder, options = Path(out), options or SmallRunOptions()
     text = text or installed_docstrings(progress=progress)
-    wanted = {MAIN: None, CONTROL: "shuffled_labels"}
+    wanted = {
+        MAIN: replace(options, control=None),
+        CONTROL: replace(options, control="shuffled_labels"),
+    }
     runs: dict[str, SmallRun] = {}
     records: dict[str, GradientRun] = {}
-    for name, control in wanted.items():
-        own = replace(options, control=control)
+    for name, own in wanted.items():
         place = folder / name.replace(" ", "-")
         runs[name], records[name] = _trained(place, own, text, rank, n_controls, progress)
     series = [
@@ -132,7 +134,7 @@ def _trained(
     with ExitStack() as stack:
         recorders: list[GradientRecorder] = []
 
-        def record(model: Any, step: int, loss: Tensor) -> None:
+        def record(model: Any, step: int, loss: float) -> None:
             if not recorders:
                 recorder = GradientRecorder(
                     model,
