@@ -53,7 +53,7 @@ benchmark: setup
 pins:
 	rm -rf .venv-pins
 	$(call create_venv,.venv-pins)
-	.venv-pins/bin/python -m pip install $(PIP_ARGS) -c requirements/pinned.in ".[hooked,demo,sae,dev]"
+	.venv-pins/bin/python -m pip install $(PIP_ARGS) -c requirements/pinned.in ".[hooked,demo,sae,studies,dev]"
 	grep '^#' requirements/pinned.txt > .venv-pins/pinned.txt
 	.venv-pins/bin/python -m pip freeze --all --exclude pip --exclude tl-tangent \
 		| sed 's/+.*//' >> .venv-pins/pinned.txt

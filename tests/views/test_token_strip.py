@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -135,10 +136,23 @@ def test_what_does_not_fit_is_left_out_and_said(monkeypatch):
 @pytest.mark.parametrize("depth", [-1, LAYERS + 1, "1", 1.0])
 def test_depths_that_are_not_there_are_refused(depth):
     trace, _ = traced()
-    message = rf"depth {depth} is not in this trace: it has 0 .* to {LAYERS} \(behind the last\)"
-    for show in (show_tokens, lambda t, w, d: show_token_changes(t, w, 0, d)):
+    for name, show in (
+        ("depth", show_tokens),
+        ("later", lambda t, w, d: show_token_changes(t, w, 0, d)),
+    ):
+        message = f"{name} is {depth!r}; it must be a whole number from 0 to {LAYERS}"
         with pytest.raises(tt.TangentValueError, match=message):
             show(trace, word, depth)
+
+
+@pytest.mark.parametrize("depth", [np.int64(1), torch.tensor(1)])
+def test_depths_are_whole_numbers_of_any_kind(depth):
+    trace, _ = traced()
+    assert show_tokens(trace, word, depth).heading == show_tokens(trace, word, 1).heading
+    assert (
+        show_token_changes(trace, word, 0, depth).props["values"]
+        == (show_token_changes(trace, word, 0, 1).props["values"])
+    )
 
 
 @pytest.mark.parametrize("tokens", [slice(3, 3), slice(0, 9, 2), slice(40, 50), slice(5, 2)])

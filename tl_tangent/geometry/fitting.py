@@ -87,13 +87,15 @@ class SubspaceFitter:
         group = group if self.centering == "group" else None
         with exact_math(x.device):
             if self._moments is None:
-                self._moments = self._new_moments(x.device, x.dtype)
+                self.begin(x.device, x.dtype)
+            assert self._moments is not None
             rows = x.detach().to(self._moments.device)
             self._moments.update(rows, group)
             if self._sample is not None:
                 self._sample.update(rows, group)
 
-    def _new_moments(self, device: torch.device, dtype: torch.dtype) -> Moments:
+    def begin(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Start empty statistics for rows of ``dtype``; the first rows do so themselves."""
         if device.type == "mps":  # has no float64
             device = torch.device("cpu")
         gram: Gram
@@ -101,7 +103,7 @@ class SubspaceFitter:
             gram = BlockGram(self.d, self.heads, device)
         else:
             gram = SketchGram(self.d, self.heads, device, width=self.sketch_width, seed=self.seed)
-        return Moments(gram, self._shape, device, dtype)
+        self._moments = Moments(gram, self._shape, device, dtype)
 
     def merge(self, other: SubspaceFitter) -> SubspaceFitter:
         """Add the rows that ``other`` saw, and return self; ``other`` keeps its own.
@@ -109,25 +111,32 @@ class SubspaceFitter:
         Raises:
             TangentValueError: if the two are not configured alike.
         """
-        if self._config() != other._config():
+        if self.config != other.config:
             raise TangentValueError(
-                f"only like fitters merge: this one has {self._config()}, the other "
-                f"{other._config()}"
+                f"only like fitters merge: this one has {self.config}, the other {other.config}"
             )
         if other._moments is None:
             return self
         with exact_math(other._moments.device):
             if self._moments is None:
-                theirs = other._moments
-                self._moments = self._new_moments(theirs.device, theirs.precision)
+                self.begin(other._moments.device, other._moments.precision)
+            assert self._moments is not None
             self._moments.merge(other._moments)
             if self._sample is not None and other._sample is not None:
                 self._sample.merge(other._sample)
         return self
 
-    def _config(self) -> dict[str, Any]:
+    @property
+    def config(self) -> dict[str, Any]:
+        """What must be the same in fitters that are merged."""
         names = ("d", "heads", "centering", "sketch_width", "sample_rows", "seed")
         return {name: getattr(self, name) for name in names}
+
+    @property
+    def parts(self) -> dict[str, Moments | RowSample]:
+        """What is kept of the rows so far: their moments and, where it was asked for, a sample."""
+        named = {"moments": self._moments, "sample": self._sample}
+        return {name: part for name, part in named.items() if part is not None}
 
     @property
     def n_rows(self) -> int:

@@ -37,6 +37,11 @@ class Gram(ABC):
         for own, theirs in zip(self._sums, other._sums, strict=True):
             own.add_(theirs.to(own.device))
 
+    @property
+    def sums(self) -> list[Tensor]:
+        """The running sums themselves, in an order that the kind and shape decide."""
+        return self._sums
+
     def clone(self) -> Gram:
         """Return an independent copy."""
         return copy.deepcopy(self)

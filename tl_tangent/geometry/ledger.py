@@ -3,7 +3,9 @@
 Around a mean mu with basis Q a stream is ``x - mu = v + n``. A write f adds ``P_T f`` to v and
 ``P_N f`` to n, so ``||v + P_T f||^2 = ||v||^2 + ||P_T f||^2 + 2 <v, P_T f>``, and the same for n.
 Everything is found from coordinates in Q and from inner products of whole vectors: low-rank
-products, no projector. Several bases (Q_T and its controls) are followed side by side.
+products, no projector. Several bases (Q_T and its controls) are followed side by side. What is
+normal is the rest of the whole, so beside a massive activation all of it has to be in float64: see
+:meth:`Frame.exact`.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from tl_tangent.geometry.linalg import orthonormal_columns
 
 
 @dataclass(frozen=True)
@@ -27,11 +31,20 @@ class Frame:
     bases: Float[Tensor, "basis d rank"]
     mean: Float[Tensor, " d"]
 
+    @classmethod
+    def exact(cls, bases: Float[Tensor, "basis d rank"], mean: Float[Tensor, " d"]) -> Frame:
+        """Return the frame in float64, each basis orthonormal to that precision.
+
+        One in float32 is orthonormal to 1e-7, and that share of a tangent part would pass for
+        normal, or be missing there.
+        """
+        return cls(orthonormal_columns(bases), mean.double())
+
     def coordinates(self, x: Float[Tensor, "row d"]) -> Float[Tensor, "basis row rank"]:
         """Return ``Q^T x`` for every basis; no mean is taken out."""
         bases, d, rank = self.bases.shape
         flat = self.bases.movedim(0, 1).reshape(d, bases * rank)
-        return (x @ flat).unflatten(-1, (bases, rank)).movedim(-2, 0)
+        return (x.to(flat.dtype) @ flat).unflatten(-1, (bases, rank)).movedim(-2, 0)
 
 
 @dataclass(frozen=True)
@@ -57,18 +70,19 @@ class Position:
 
     @classmethod
     def of(cls, frame: Frame, x: Float[Tensor, "row d"]) -> Position:
-        centred = x - frame.mean
+        centred = x.to(frame.mean.dtype) - frame.mean
         return cls(frame, centred, frame.coordinates(centred))
 
     def energy(self) -> Float[Tensor, "part basis row"]:
         """Squared norms of the tangent and the normal part."""
-        return _parts(_squared(self.coordinates), _squared(self.centred))
+        return _energies(_squared(self.coordinates), _squared(self.centred))
 
     def add(self, write: Float[Tensor, "row d"]) -> tuple[Entry, Position]:
         """Add a write; returns what it does, and where the stream is then."""
+        write = write.to(self.centred.dtype)
         a = self.frame.coordinates(write)
         entry = Entry(
-            energy=_parts(_squared(a), _squared(write)),
+            energy=_energies(_squared(a), _squared(write)),
             with_carried=_parts(_inner(self.coordinates, a), _inner(self.centred, write)),
         )
         return entry, Position(self.frame, self.centred + write, self.coordinates + a)
@@ -91,7 +105,7 @@ class Position:
         delta = (frame.mean - self.frame.mean)[None]
         shift = frame.coordinates(delta)
         mean = Entry(
-            energy=_parts(_squared(shift), _squared(delta)).expand(2, *new.shape[:2]),
+            energy=_energies(_squared(shift), _squared(delta)).expand(2, *new.shape[:2]),
             with_carried=-_parts(_inner(new, shift), _inner(self.centred, delta)),
         )
         return {"subspace": subspace, "mean": mean}, Position(
@@ -100,6 +114,10 @@ class Position:
 
     def with_part(self, other: Position) -> Float[Tensor, "part basis row"]:
         """Inner products of the tangent parts, and of the normal parts, of two positions."""
+        if other.frame is self.frame:
+            return _parts(
+                _inner(self.coordinates, other.coordinates), _inner(self.centred, other.centred)
+            )
         cosines = other.frame.bases.mT @ self.frame.bases
         tangent = _inner(other.coordinates, self.coordinates @ cosines.mT)
         crossed = _inner(self.frame.coordinates(other.centred), self.coordinates)
@@ -120,3 +138,10 @@ def _parts(
 ) -> Float[Tensor, "part basis row"]:
     """Tangent and normal part of something that adds up over the two."""
     return torch.stack([tangent, whole - tangent])
+
+
+def _energies(
+    tangent: Float[Tensor, "basis row"], whole: Float[Tensor, " row"]
+) -> Float[Tensor, "part basis row"]:
+    """The same of squared norms, of which rounding can leave less than none."""
+    return _parts(tangent, whole).clamp(min=0)

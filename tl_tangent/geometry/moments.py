@@ -13,6 +13,7 @@ from torch import Tensor
 from tl_tangent.errors import TangentValueError
 from tl_tangent.geometry.gram import Gram
 from tl_tangent.geometry.linalg import full_dtype
+from tl_tangent.geometry.subspace_io import Record
 
 Centering = Literal["global", "group", "none"]
 BUFFER_ROWS = 1024
@@ -154,6 +155,35 @@ class Moments:
         gram = self._gram.clone()
         gram.add(means * weights.sqrt()[:, None])
         return gram, self.n - (1 if centering == "global" else 0)
+
+    def to_record(self) -> Record:
+        """Return the sums, and the rows that wait in the buffer, as a file holds them."""
+        tensors = {f"sum.{i}": sum_ for i, sum_ in enumerate(self._gram.sums)}
+        for i, group in enumerate(self._groups.values()):
+            tensors |= {f"shift.{i}": group.shift, f"total.{i}": group.total}
+        if self._buffer is not None and self._filled:
+            tensors["buffer"] = self._buffer[..., : self._filled, :]
+        fields = {
+            "groups": [[key, group.n] for key, group in self._groups.items()],
+            "group": self._group,
+        }
+        return Record(tensors, fields)
+
+    def restore(self, record: Record) -> None:
+        """Take over what :meth:`to_record` returned, in place of the rows that came here."""
+        tensors, fields = record.tensors, record.fields
+        for i, sum_ in enumerate(self._gram.sums):
+            sum_.copy_(tensors[f"sum.{i}"])
+        self._groups = {
+            key: GroupMean(tensors[f"shift.{i}"].clone(), tensors[f"total.{i}"].clone(), n)
+            for i, (key, n) in enumerate(fields["groups"])
+        }
+        self._group, self._buffer, self._filled = fields["group"], None, 0
+        if "buffer" in tensors:
+            rows = tensors["buffer"]
+            self._buffer = rows.new_empty(*rows.shape[:-2], BUFFER_ROWS, rows.shape[-1])
+            self._filled = rows.shape[-2]
+            self._buffer[..., : self._filled, :] = rows
 
     def _settle(self) -> None:
         """Flush, and move every shift to the mean of its group."""

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tl_tangent.geometry.subspace_io import Record
+
 
 class RowSample:
     """The ``size`` rows with the lowest random priorities, which are a uniform sample.
@@ -52,3 +54,18 @@ class RowSample:
         """Return the sampled rows and the group of each."""
         assert self._rows is not None
         return self._rows, self._groups
+
+    def to_record(self) -> Record:
+        """Return the sampled rows, and where the random numbers stand, as a file holds them."""
+        tensors = {"priorities": self._priorities, "generator": self._generator.get_state()}
+        if self._rows is not None:
+            tensors["rows"] = self._rows
+        return Record(tensors, {"groups": self._groups})
+
+    def restore(self, record: Record) -> None:
+        """Take over what :meth:`to_record` returned, in place of the rows that came here."""
+        rows = record.tensors.get("rows")
+        self._rows = None if rows is None else rows.clone()
+        self._priorities = record.tensors["priorities"].clone()
+        self._groups = list(record.fields["groups"])
+        self._generator.set_state(record.tensors["generator"])

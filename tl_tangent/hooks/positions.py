@@ -228,6 +228,11 @@ def _tokens(model: Any, given: Any, kwargs: dict[str, Any]) -> Tensor | None:
         options = {k: kwargs[k] for k in ("prepend_bos", "padding_side") if kwargs.get(k)}
         if kwargs.get("prepend_bos") is False:
             options["prepend_bos"] = False
+        if getattr(model, "tokenizer", None) is None:
+            raise TangentValueError(
+                "the input is text and this model has no tokenizer. Give tokens [batch, pos], or "
+                "load the model with its tokenizer."
+            )
         return model.to_tokens(given, **options)
     if not isinstance(given, Tensor):
         return None
@@ -241,6 +246,11 @@ def _real(mask: Tensor | None, length: int | None, offset: int, past: Any) -> Te
     remembered = compat.past_mask(past)
     if mask is None and remembered is None:
         return None
+    if mask is not None and mask.ndim != 2:
+        raise TangentValueError(
+            f"attention_mask has the shape {list(mask.shape)}; accepted is [batch, pos], 1 where a "
+            "token is real."
+        )
     real = None if mask is None else mask.detach().to("cpu").bool()
     if real is not None and length is not None and real.shape[1] == length and offset:
         before = torch.ones(real.shape[0], offset, dtype=torch.bool)

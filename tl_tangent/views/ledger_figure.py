@@ -5,88 +5,67 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from tl_tangent.analysis.stream.massive import heaviest
 from tl_tangent.analysis.stream.trace_rows import PARTS
+from tl_tangent.views.ledger_travel import draw_energies, draw_flow, draw_layers, pieces
+from tl_tangent.views.stream_lines import COLOURS, MAX_LABELS, SPANS, TINTS, finish, label_layers
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from tl_tangent.analysis.stream.residual_trace import ResidualTrace
+    from tl_tangent.analysis.stream.trace_result import ResidualTrace
 
-# Okabe & Ito 2008: told apart by all common kinds of colour vision; carried is a tint of written
-COLOURS = {"tangent": "#D55E00", "normal": "#0072B2"}
-TINTS = {"tangent": "#F3C9A8", "normal": "#A9CFE8"}
-MARKERS = {"tangent": "o", "normal": "s"}
-SPANS = 10  # a range beyond this factor gets a logarithmic axis
+FRAME = "#CC79A7"  # Okabe & Ito 2008 too
 DECADES = 4  # below the largest that the colours tell apart
-MAX_LABELS = 16
 
 CAPTION = (
-    "Middle: the energy behind a layer = carried (the energy in front of it) + written (squared "
-    "norm of what the layer changes in the part)\n"
-    "+ interference (twice the inner product of that change with the part in front, negative where "
-    "the layer writes against it); bars add up to the line at 1.\n"
-    "Right below: pale is what lies along the part in front (kept² × its energy), full what is new "
-    "at right angles to it."
+    "Second row: energy behind a layer = carried (that in front) + frame (what the next depth's "
+    "subspace and mean change, nothing with one for all)\n+ written (squared norms of the layer's "
+    "writes) + interference (twice the inner products of the writes with the part and each other); "
+    "the sum is 1.\nThird row: full lines are the median token, dotted ones pooled energies. Flow: "
+    "pale lies along the part in front (kept² × its energy), full is new."
 )
-CONTROLS = " Dashed: matched random normals, mean and range."
+FRAMES = (
+    "\nIn the rows subspace and mean no layer writes: the same stream is looked at in the next "
+    "depth's subspace, and around its mean."
+)
+CONTROLS = (
+    "\nGrey: matched random normals, mean and range; those of the normal part are all but random "
+    "directions, Q_T included."
+)
 
 
 def draw_ledger(trace: ResidualTrace) -> Figure:
     """Draw the ledger of the residual stream by layer, the tangent part left, the normal right.
 
-    Above, each writer's root energy over that of the part in front of its layer, on one logarithmic
-    colour scale. In the middle, the energy behind each layer, over itself, as the sum of what was
-    carried, what was written, and their signed interference: with f the change of a part v in one
-    layer, ``||v + f||^2 = ||v||^2 + ||f||^2 + 2 <v, f>``. Below: the energies, the gains beside
-    those of the controls, and the flow, which is the share of each part in the energy of the
-    stream, split by Pythagoras into what lies along the part in front and what does not. Energies
-    are means over tokens of squared norms, in the units of the activations. Nothing is shown and no
-    display is needed: call ``savefig``.
+    First row: each writer's root energy over that of the part in front of its layer, on one
+    logarithmic colour scale. Second row: the energy behind each layer, over itself, as the sum of
+    :func:`~tl_tangent.views.ledger_travel.pieces`. Third row: gain and kept of every layer, of the
+    median token (full) and of pooled energies (dotted), beside the controls; the first layer's are
+    noted where they are of another size. Below: the energies, and the flow, which is the share of
+    each part in the energy of the stream, split by Pythagoras into what lies along the part in
+    front and what does not. Energies are means over tokens of squared norms, in the units of the
+    activations. Nothing is shown and no display is needed: call ``savefig``.
 
     Args:
         trace: from :func:`tl_tangent.trace_residual`.
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 8), layout="constrained")
-    thirds: Any = figure.subfigures(3, 1, height_ratios=[_height(trace), 5, 6])
-    above, middle, below = thirds
-    _writers(above, trace)
-    _stacks(middle, trace)
-    energies, gains, flow = below.subplots(1, 3)
+    figure = Figure(figsize=(10.5, 11), layout="constrained")
+    heights = [_height(trace), 4.5, 4, 5]
+    rows: Any = figure.subfigures(4, 1, height_ratios=heights)
+    _writers(rows[0], trace)
+    _stacks(rows[1], trace)
     stream = trace.stream()
-    _energies(energies, stream)
-    _gains(gains, stream)
-    _flow(flow, trace)
-    caption = CAPTION + (CONTROLS if trace.conventions["n_controls"] else "")
-    below.supxlabel(caption, fontsize=7.5, ha="left", x=0.01)
+    draw_layers(rows[2], stream)
+    energies, flow = rows[3].subplots(1, 2)
+    draw_energies(energies, stream)
+    draw_flow(flow, trace)
+    rows[3].supxlabel(_caption(trace), fontsize=7.5, ha="left", x=0.01)
     figure.suptitle(_title(trace), fontsize=11)
     return figure
-
-
-def pieces(trace: ResidualTrace, part: str) -> pd.DataFrame:
-    """Return one row a layer with the three energies that add up to the one behind it.
-
-    Columns ``carried``, ``written`` and ``interference``, as in :func:`draw_ledger`, ``behind``,
-    their sum, and ``along``, the energy behind the layer that lies along the part in front of it.
-    """
-    import pandas as pd
-
-    stream = trace.stream()
-    rows = stream[stream["part"] == part].set_index("depth")
-    front, kept = rows["energy"][:-1], rows["kept"][:-1]
-    behind = rows["energy"].shift(-1)[:-1]
-    interference = 2 * (kept - 1) * front
-    return pd.DataFrame(
-        {
-            "carried": front,
-            "written": (behind - front - interference).clip(lower=0),  # what rounding leaves of 0
-            "interference": interference,
-            "behind": behind,
-            "along": kept**2 * front,
-        }
-    ).rename_axis("layer")
 
 
 def _height(trace: ResidualTrace) -> float:
@@ -101,11 +80,14 @@ def _written(trace: ResidualTrace, part: str) -> pd.DataFrame:
     writes = trace.writes()
     inner = writes[(writes["part"] == part) & writes["layer"].notna()]
     table = inner.pivot(index="writer", columns="layer", values="written")
-    return table.loc[inner["writer"].unique()]
+    every = writes[writes["layer"].notna()].groupby("writer")["energy"].max()
+    wrote = [writer for writer in inner["writer"].unique() if every[writer] > 0]
+    return table.loc[wrote or table.index]  # such as no bias of the attention
 
 
 def _writers(figure: Any, trace: ResidualTrace) -> None:
     import numpy as np
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     tables = {part: _written(trace, part) for part in PARTS}
     norm = _log_scale(tables)
@@ -115,12 +97,16 @@ def _writers(figure: Any, trace: ResidualTrace) -> None:
         image = ax.imshow(shown, norm=norm, cmap="viridis", aspect="auto", interpolation="nearest")
         ax.set_facecolor("0.85")  # where nothing was written
         ax.set_title(f"written to the {part} part", loc="left", fontsize=10)
-        _label_layers(ax, [int(layer) for layer in table.columns])
+        label_layers(ax, [int(layer) for layer in table.columns])
     step = -(-len(table) // MAX_LABELS)
     axes[0].set_yticks(range(0, len(table), step), table.index[::step])
     bar = figure.colorbar(image, ax=axes, pad=0.01, extend="min")
     bar.set_label("root energy over\nthat in front", fontsize=8)
     bar.ax.tick_params(labelsize=8)
+    subs = (1, 2, 5) if norm.vmax < SPANS * norm.vmin else (1,)
+    bar.ax.yaxis.set_major_locator(LogLocator(subs=subs, numticks=5))
+    bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    bar.ax.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _log_scale(tables: Mapping[str, pd.DataFrame]) -> Any:
@@ -137,13 +123,6 @@ def _log_scale(tables: Mapping[str, pd.DataFrame]) -> Any:
     return LogNorm(min(smallest, 0.1 * largest), largest)
 
 
-def _label_layers(ax: Any, layers: list[int]) -> None:
-    step = -(-len(layers) // MAX_LABELS)
-    ax.set_xticks(range(0, len(layers), step), [str(layer) for layer in layers[::step]])
-    ax.tick_params(axis="both", labelsize=8)
-    ax.set_xlabel("layer", fontsize=8)
-
-
 # What is carried ----------------------------------------------------------------------------------
 
 
@@ -152,14 +131,15 @@ def _stacks(figure: Any, trace: ResidualTrace) -> None:
     largest = 0.0
     for ax, part in zip(axes, PARTS, strict=True):
         table = pieces(trace, part)
-        shares = table[["carried", "written", "interference"]].div(table["behind"], axis=0)
+        shares = table[["carried", "frame", "written", "interference"]]
+        shares = shares.div(table["behind"], axis=0)
         largest = max(largest, float(shares.abs().max(axis=None)))
         _stack(ax, shares, part)
         ax.set_title(f"{part}: energy behind each layer", loc="left", fontsize=10)
-        ax.legend(fontsize=7, frameon=False, ncols=4, loc="lower left", borderpad=0.1)
+        ax.legend(fontsize=7, frameon=False, ncols=5, loc="lower left", borderpad=0.1)
         ax.margins(x=0.01)
-        _label_layers(ax, list(shares.index))
-        _plain(ax)
+        label_layers(ax, list(shares.index))
+        finish(ax, "layer", whole=False)
     if largest > SPANS:
         axes[0].set_yscale("symlog", linthresh=1)
     axes[0].set_ylabel("share of the energy\nbehind the layer", fontsize=8)
@@ -167,75 +147,27 @@ def _stacks(figure: Any, trace: ResidualTrace) -> None:
 
 
 def _stack(ax: Any, shares: pd.DataFrame, part: str) -> None:
-    """Bars upwards from 0; a negative interference goes downwards from there."""
-    at, top = range(len(shares)), shares["carried"] + shares["written"]
-    ax.bar(at, shares["carried"], 0.85, color=TINTS[part], label="carried")
-    ax.bar(at, shares["written"], 0.85, shares["carried"], color=COLOURS[part], label="written")
-    looks = {"facecolor": "white", "edgecolor": "0.2", "hatch": "//////", "linewidth": 0.5}
-    bottom = top.where(shares["interference"] > 0, 0.0)
-    ax.bar(at, shares["interference"], 0.85, bottom, label="interference", **looks)
+    """Bars upwards from 0; what is negative goes downwards from there."""
+    looks: dict[str, dict[str, Any]] = {
+        "carried": {"color": TINTS[part]},
+        "frame": {"color": FRAME},
+        "written": {"color": COLOURS[part]},
+        "interference": {
+            "facecolor": "white",
+            "edgecolor": "0.2",
+            "hatch": "//////",
+            "linewidth": 0.5,
+        },
+    }
+    top, bottom = 0 * shares["carried"], 0 * shares["carried"]
+    for name, look in looks.items():
+        height = shares[name]
+        if name == "frame" and not height.any():
+            continue
+        ax.bar(range(len(shares)), height, 0.85, top.where(height > 0, bottom), label=name, **look)
+        top, bottom = top + height.clip(lower=0), bottom + height.clip(upper=0)
     ax.axhline(1, color="black", linewidth=0.8, linestyle=":", label="sum")
     ax.axhline(0, color="black", linewidth=0.8)
-
-
-def _plain(ax: Any) -> None:
-    ax.grid(alpha=0.25, axis="y")
-    ax.set_axisbelow(True)
-    ax.tick_params(labelsize=8)
-    ax.spines[["top", "right"]].set_visible(False)
-
-
-# How both travel ----------------------------------------------------------------------------------
-
-
-def _energies(ax: Any, stream: pd.DataFrame) -> None:
-    _lines(ax, stream, "energy")
-    ax.set_title("energy at each depth", loc="left", fontsize=10)
-    ax.set_xlabel("depth (in front of the layer of that number)", fontsize=8)
-    ax.legend(fontsize=7, frameon=False)
-
-
-def _gains(ax: Any, stream: pd.DataFrame) -> None:
-    _lines(ax, stream[stream["gain"].notna()], "gain")
-    ax.axhline(1, color="0.4", linewidth=0.8)
-    ax.set_title("gain of each layer (root energy)", loc="left", fontsize=10)
-    ax.set_xlabel("layer", fontsize=8)
-
-
-def _lines(ax: Any, stream: pd.DataFrame, name: str) -> None:
-    """A line a part, its controls dashed in a band, on a logarithmic axis where that spans much."""
-    for part, rows in stream.groupby("part", sort=False):
-        colour, at = COLOURS[str(part)], rows["depth"]
-        looks = {"marker": MARKERS[str(part)], "markersize": 3, "linewidth": 1.2}
-        ax.plot(at, rows[name], color=colour, label=part, **looks)
-        if f"control_{name}_mean" in rows:
-            ax.plot(at, rows[f"control_{name}_mean"], "--", color=colour, linewidth=1)
-            low, high = rows[f"control_{name}_min"], rows[f"control_{name}_max"]
-            ax.fill_between(at, low, high, color=colour, alpha=0.25, linewidth=0)
-    positive = stream[name][stream[name] > 0]
-    if len(positive) and positive.max() > SPANS * positive.min():
-        ax.set_yscale("log")
-    _plain(ax)
-
-
-def _flow(ax: Any, trace: ResidualTrace) -> None:
-    """Both parts' shares of the stream: tangent from below, normal from above, the new between."""
-    tables = {part: pieces(trace, part) for part in PARTS}
-    whole = sum(table["behind"] for table in tables.values())
-    layers = list(whole.index)
-    bottom = 0 * whole
-    for part in PARTS:
-        along = tables[part]["along"] / whole
-        new = tables[part]["behind"] / whole - along
-        order = (along, TINTS[part]), (new, COLOURS[part])
-        for height, colour in order if part == PARTS[0] else reversed(order):
-            ax.bar(range(len(layers)), height, bottom=bottom, width=1, color=colour, linewidth=0)
-            bottom = bottom + height
-    ax.set_ylim(0, 1)
-    ax.margins(x=0)
-    ax.set_title("flow: share of the stream's energy", loc="left", fontsize=10)
-    _label_layers(ax, layers)
-    _plain(ax)
 
 
 def _title(trace: ResidualTrace) -> str:
@@ -244,3 +176,14 @@ def _title(trace: ResidualTrace) -> str:
         f"{made['model']}: residual stream, rank {made['rank']}, {made['reference']}; "
         f"{trace.ledger.n_tokens} tokens, closes to {trace.closing_error:.1e}"
     )
+
+
+def _caption(trace: ResidualTrace) -> str:
+    said = CAPTION + (FRAMES if _moves(trace) else "")
+    said += CONTROLS if trace.conventions["n_controls"] else ""
+    heavy = heaviest(trace.ledger)
+    return f"{said}\n{heavy}." if heavy else said
+
+
+def _moves(trace: ResidualTrace) -> bool:
+    return any(writer.endswith(".subspace") for writer in trace.writers)

@@ -10,10 +10,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_tangent.errors import TangentValueError
+from tl_tangent.hooks.numbers import whole
 from tl_tangent.views.widgets import MAX_CELLS, Widget
 
 if TYPE_CHECKING:
-    from tl_tangent.analysis.stream.residual_trace import ResidualTrace
+    from tl_tangent.analysis.stream.trace_result import ResidualTrace
 
 # Okabe & Ito 2008: told apart by all common kinds of colour vision
 NEGATIVE, POSITIVE = "#D55E00", "#0072B2"
@@ -51,6 +52,7 @@ def show_tokens(
             strings; a trace of text or embeddings, which has no token ids.
     """
     at, fitted = _stretch(trace, tokens)
+    depth = _depth(trace, "depth", depth)
     values = _share(trace, depth)[fitted]
     largest = float(values.abs().max()) or 1.0  # a range of 0 would have no colours
     return Widget(
@@ -79,6 +81,7 @@ def show_token_changes(
     a scale that is centred on 0. Arguments and errors are otherwise those of :func:`show_tokens`.
     """
     at, fitted = _stretch(trace, tokens)
+    depth, later = _depth(trace, "depth", depth), _depth(trace, "later", later)
     values = (_share(trace, later) - _share(trace, depth))[fitted]
     largest = float(values.abs().max()) or 1.0
     return Widget(
@@ -93,14 +96,13 @@ def show_token_changes(
     )
 
 
+def _depth(trace: ResidualTrace, name: str, depth: int) -> int:
+    """A depth of the trace: 0 in front of the first layer, the number of layers behind the last."""
+    return whole(name, depth, at_least=0, at_most=len(trace.ledger.stream) - 1)
+
+
 def _share(trace: ResidualTrace, depth: int) -> Float[Tensor, " token"]:
-    stream = trace.ledger.stream
-    if not isinstance(depth, int) or not 0 <= depth < len(stream):
-        raise TangentValueError(
-            f"depth {depth} is not in this trace: it has 0 (in front of the first layer) to "
-            f"{len(stream) - 1} (behind the last)."
-        )
-    tangent, normal = stream[depth].double()
+    tangent, normal = trace.ledger.stream[depth].double()
     whole = tangent + normal
     return torch.where(whole == 0, torch.zeros_like(whole), normal / whole)
 

@@ -6,10 +6,16 @@ import math
 
 import pytest
 import torch
-from tests.analysis.stream.test_transfer_gains import EVERY, a_model, a_subspace, tokens, writing_into
 
 import tl_tangent as tt
 from tests import families
+from tests.analysis.stream.test_transfer_gains import (
+    EVERY,
+    a_model,
+    a_subspace,
+    tokens,
+    writing_into,
+)
 from tests.hooks import helpers
 from tl_tangent.analysis.stream.part_recovery import PartRecovery, part_recovery
 
@@ -203,6 +209,19 @@ def test_what_cannot_be_asked(options, words):
     options = {"batches": tokens(POS), "subspaces": a_subspace(), "depth": 0, **options}
     with pytest.raises(tt.TangentValueError, match=words):
         part_recovery(a_model(), **options)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("layer", [0, 1])
+def test_another_edit_between_layers_is_refused(depth, layer):
+    """At the depth of the cut too, where the clean run would have it."""
+    model, site = a_model(), f"blocks.{layer}.hook_resid_pre"
+    with model.hooks(fwd_hooks=[(site, lambda x, hook: 1.5 * x)]):
+        with pytest.raises(tt.TangentRuntimeError, match=f"layer {layer}: .*edits it in between"):
+            part_recovery(model, tokens(POS), a_subspace(), depth)
+    with tt.ablating(model, a_subspace(site=site), positions="all"):
+        with pytest.raises(tt.TangentRuntimeError, match=f"layer {layer}: .*edits it in between"):
+            part_recovery(model, tokens(POS), a_subspace(), depth)
 
 
 def test_other_refusals():

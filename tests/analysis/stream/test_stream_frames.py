@@ -7,6 +7,7 @@ import torch
 
 import tl_tangent as tt
 from tests import families
+from tests.hooks import helpers
 from tests.hooks.attention.cases import any_family, model_of
 from tl_tangent.analysis.stream.frames import depth_of, reference_of
 
@@ -66,7 +67,8 @@ def test_both_names_of_a_place_are_taken_in_any_order(names):
     assert [depth_of(one.site) for one in found.subspaces] == list(range(DEPTHS))
     for one, frame in zip(found.subspaces, found.frames, strict=True):
         assert torch.equal(one.basis, made[one.site].basis)
-        assert torch.equal(frame.bases[0], one.basis) and torch.equal(frame.mean, one.mean)
+        assert torch.equal(frame.mean, one.mean)
+        torch.testing.assert_close(frame.bases[0], one.basis, atol=1e-14, rtol=0)
 
 
 def test_other_sites_of_a_set_are_left_out():
@@ -85,10 +87,38 @@ def test_one_subspace_is_for_every_depth_wherever_it_was_fitted():
 
 @pytest.mark.parametrize(
     "fitted, taken",
-    [("all", "all"), ("not_first", "not_first"), (None, "not_first"), ("custom", "not_first")],
+    [("all", "all"), ("not_first", "not_first"), (None, "not_first"), ([3, -1], [3, -1])],
 )
-def test_positions_are_those_of_the_fit_where_they_can_be_had_again(fitted, taken):
+def test_positions_are_those_of_the_fit(fitted, taken):
     assert reference(subspace(PRE[0], positions=fitted)).positions == taken
+    assert reference(given(PRE[0], *POST, positions=fitted)).positions == taken
+
+
+def test_positions_that_can_not_be_had_again_have_to_be_said():
+    tokens = families.tiny_tokens()
+    for rule in (slice(1, 5), torch.arange(9) > 3):
+        made = tt.fit_subspaces(
+            model_of(any_family()), tokens, [PRE[0], *POST], rank=RANK, positions=rule
+        )
+        message = r"blocks.0.hook_resid_pre was fitted with a slice or a mask .*Say which tokens"
+        for subspaces in (made, made[PRE[0]]):
+            with pytest.raises(tt.TangentValueError, match=message):
+                tt.trace_residual(model_of(any_family()), tokens, subspaces)
+            said = {"positions": rule, "any_model": True}
+            trace = tt.trace_residual(model_of(any_family()), tokens, subspaces, **said)
+            assert trace.ledger.n_tokens == 2 * (4 if isinstance(rule, slice) else 5)
+
+
+def test_subspaces_of_different_positions_have_to_be_told_which():
+    mixed = {**given(PRE[0], *POST), POST[0]: subspace(POST[0], positions="not_first")}
+    with pytest.raises(tt.TangentValueError, match="different positions: 'all' and 'not_first'"):
+        _ = reference(mixed).positions
+    tokens, model = families.tiny_tokens(), model_of(any_family())
+    for tool in (tt.trace_residual, tt.transfer_gains, tt.part_recovery):
+        more = () if tool is tt.trace_residual else (0,)
+        with pytest.raises(tt.TangentValueError, match="different positions"):
+            tool(model, tokens, mixed, *more)
+        assert tool(model, tokens, mixed, *more, positions="not_first") is not None
 
 
 # Controls -----------------------------------------------------------------------------------------
@@ -100,7 +130,7 @@ def test_controls_stand_behind_the_subspace_around_the_same_mean():
         controls = one.random_normals(2, seed=5)
         assert frame.bases.shape == (3, D, RANK) and torch.equal(frame.mean, one.mean)
         for control, basis in zip(controls, frame.bases[1:], strict=True):
-            assert torch.equal(basis, control.basis)
+            torch.testing.assert_close(basis, control.basis, atol=1e-14, rtol=0)
             assert float((basis.T @ frame.bases[0]).abs().max()) < 1e-12
 
 
@@ -168,11 +198,74 @@ def test_a_subspace_of_another_model_is_refused_unless_that_is_meant():
         reference({**given(PRE[0], *POST), POST[-1]: subspace(POST[-1], model="another")})
 
 
-def test_numbers_of_controls_that_can_not_be_drawn_are_refused():
-    with pytest.raises(tt.TangentValueError, match="n_controls is -1; it must be 0 or more"):
-        reference(subspace(PRE[0]), n_controls=-1)
+def test_controls_that_can_not_be_drawn_are_refused():
     with pytest.raises(tt.TangentValueError, match=r"needs 2 \* rank <= d"):
         reference(subspace(PRE[0], rank=D // 2 + 1), n_controls=1)
+
+
+def test_a_subspace_of_the_whole_stream_leaves_no_normal_part():
+    tokens, model = families.tiny_tokens(), model_of(any_family())
+    whole = subspace(PRE[0], rank=D)
+    for tool, more in (
+        (tt.trace_residual, ()),
+        (tt.transfer_gains, (0,)),
+        (tt.part_recovery, (0,)),
+    ):
+        with pytest.raises(tt.TangentValueError, match=f"has rank {D}.*nothing is normal"):
+            tool(
+                model,
+                tokens,
+                whole,
+                *more,
+                **({} if tool is tt.transfer_gains else {"n_controls": 0}),
+            )
+
+
+@pytest.mark.parametrize("folded", [False, True])
+def test_folded_and_unfolded_models_do_not_share_subspaces(folded):
+    models = {
+        kind: helpers.build(("bridge", "gpt2", kind), torch.float64) for kind in (False, True)
+    }
+    tokens = families.tiny_tokens()
+    fitted = tt.fit_subspaces(models[folded], tokens, [PRE[0], *POST], rank=RANK)
+    here, there = models[folded], models[not folded]
+    for subspaces in (fitted, fitted[PRE[0]]):
+        with pytest.raises(tt.TangentValueError, match=r"gains are( not)? folded.*any_model=True"):
+            reference_of(there, subspaces, 0, 0)
+        assert reference_of(there, subspaces, 0, 0, any_model=True).subspaces
+        assert reference_of(here, subspaces, 0, 0).subspaces
+
+
+def test_a_subspace_in_a_set_goes_by_its_name_there():
+    """Wherever it was fitted: one subspace for every depth, as a set."""
+    one, names = subspace("blocks.1.mlp.hook_in"), [PRE[0], *POST]
+    found = reference(dict.fromkeys(names, one))
+    assert [each.site for each in found.subspaces] == names
+    model, tokens = model_of(any_family()), families.tiny_tokens()
+    trace = tt.trace_residual(model, tokens, dict.fromkeys(names, one))
+    assert trace.conventions["sites"] == names
+    gains = tt.transfer_gains(model, tokens, dict.fromkeys(names, one), 0)
+    assert gains.conventions["sites"] == names[:2]
+
+
+@pytest.mark.parametrize(
+    "wrong", [None, torch.eye(D), 3, "blocks", [{PRE[0]: 1}], {PRE[0]: torch.eye(D)}]
+)
+def test_other_things_than_subspaces_are_refused(wrong):
+    model, tokens = model_of(any_family()), families.tiny_tokens()
+    for tool, more in (
+        (tt.trace_residual, ()),
+        (tt.transfer_gains, (0,)),
+        (tt.part_recovery, (0,)),
+    ):
+        with pytest.raises(tt.TangentValueError, match="accepted are a TangentSubspace"):
+            tool(model, tokens, wrong, *more)
+
+
+def test_a_set_in_a_list_is_refused():
+    with pytest.raises(tt.TangentValueError, match="subspaces is a list; accepted are"):
+        reference([tt.SubspaceSet(given(PRE[0], *POST))])
+    assert [one.site for one in reference(list(given(PRE[0], *POST).values())).subspaces]
 
 
 def test_a_model_without_a_stream_is_refused():

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.analysis.stream.test_transfer_gains import a_model, a_subspace, table, tokens
 from torch.autograd import forward_ad
 
 import tl_tangent as tt
 from tests import families
+from tests.analysis.stream.test_transfer_gains import a_model, a_subspace, table, tokens
 from tests.hooks import helpers
 from tl_tangent.analysis.stream.transfer_gains import transfer_gains
+from tl_tangent.hooks.stream.jvp import Forward, Stretch, TwiceBackward, push_forward
 
 
 def listened(model, sites):
@@ -110,11 +111,11 @@ def test_conventions_and_headline():
         ({"start": 2}, "from 2 to 3 is no stretch of this model: depths are 0"),
         ({"start": 1, "stop": 1}, "from 1 to 1 .* start < stop"),
         ({"start": -1}, "from -1 to 0"),
-        ({"start": []}, "no start at all"),
+        ({"start": []}, "start names none"),
         ({"start": None, "stop": 2}, "start=None is every layer"),
         ({"start": 0, "through": "heads"}, "through='heads' is not one of 'both', 'attention'"),
         ({"start": 0, "directions": "some"}, "directions='some' is not one of 'random'"),
-        ({"start": 0, "n_directions": 0}, "n_directions is 0; it must be 1 or more"),
+        ({"start": 0, "n_directions": 0}, "n_directions is 0; .* whole number from 1"),
         ({"start": 0, "n_controls": -1}, "n_controls is -1"),
         ({"start": 0, "positions": [0, 1, 2], "batches": []}, "no token counts"),
     ],
@@ -153,3 +154,85 @@ def test_models_without_a_stream_that_is_a_sum():
 def test_forward_mode_does_not_nest():
     with forward_ad.dual_level(), pytest.raises(tt.TangentRuntimeError, match="already running"):
         transfer_gains(a_model(), tokens(), a_subspace(), 0)
+
+
+# Derivatives that get lost -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bloom"])  # forward mode, and twice backward
+def test_inference_mode_around_it_changes_nothing(family):
+    model, subspace = a_model(family), a_subspace()
+    expected = transfer_gains(model, tokens(), subspace, None, n_controls=1)
+    with torch.inference_mode():
+        given = {"input": tokens(), "attention_mask": torch.ones_like(tokens())}
+        found = transfer_gains(model, given, subspace, None, n_controls=1)
+        assert torch.is_inference_mode_enabled()
+    assert found.conventions["derivative"] == expected.conventions["derivative"]
+    for start in (0, 1):
+        for column in ("gain", "aligned", "control_gain_mean"):
+            wanted = table(expected, column, start)
+            assert table(found, column, start) == pytest.approx(wanted, rel=1e-12, abs=1e-15)
+    assert table(found)["tt"] > 0.1
+
+
+@pytest.mark.parametrize("mode", [Forward(), TwiceBackward()], ids=lambda mode: mode.name)
+def test_one_pass_leaves_inference_mode_by_itself(mode):
+    model, given, found = a_model(), tokens(), []
+
+    def push():
+        push_forward(
+            model,
+            given,
+            {},
+            [Stretch(0, 2)],
+            lambda stretch, x: torch.ones_like(x),
+            lambda stretch, change: found.append(change),
+            mode=mode,
+        )
+
+    push()
+    with torch.inference_mode():
+        push()
+    torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=0)
+    assert float(found[0].abs().min()) > 0
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bloom"])
+@pytest.mark.parametrize(
+    ("site", "reached"),
+    [("blocks.0.hook_resid_post", (0, 1)), ("blocks.1.hook_resid_pre", (0, 2))],
+)
+def test_a_hook_that_detaches_the_stream_is_told(family, site, reached):
+    model, subspace = a_model(family), a_subspace()
+    expected = table(transfer_gains(model, tokens(), subspace, 1), start=1)
+
+    def constant(x, hook):
+        return torch.as_tensor(x.detach().numpy().copy())
+
+    for cut in (lambda x, hook: x.detach(), constant):
+        with model.hooks(fwd_hooks=[(site, cut)]):
+            words = rf"layer 0 does not reach blocks.{reached[1] - 1}.hook_(resid_post|out)"
+            with pytest.raises(tt.TangentRuntimeError, match=words):
+                transfer_gains(model, tokens(), subspace, *reached)
+            behind = transfer_gains(model, tokens(), subspace, 1)  # where it does not matter
+        assert table(behind, start=1) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bloom"])
+def test_a_hook_that_detaches_a_branch_freezes_it(family):
+    """The skip connections carry the change on, so that nothing is lost."""
+    model, subspace = a_model(family), a_subspace()
+    expected = transfer_gains(model, tokens(), subspace, 0, through="attention")
+    with model.hooks(fwd_hooks=[("blocks.0.hook_mlp_out", lambda x, hook: x.detach())]):
+        found = transfer_gains(model, tokens(), subspace, 0)
+    assert table(found) == pytest.approx(table(expected), rel=1e-9)
+
+
+# Its headline ------------------------------------------------------------------------------------
+
+
+def test_one_layer_or_stretch_is_no_median():
+    model, subspace = a_model(), a_subspace()
+    said = [transfer_gains(model, tokens(), subspace, 0, stop).headline() for stop in (None, 2)]
+    assert said[0].startswith("Gain over layer 0 of external: tangent to tangent")
+    assert said[1].startswith("Gain from depth 0 to 2 of external:")

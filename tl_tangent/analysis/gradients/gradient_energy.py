@@ -14,6 +14,7 @@ from tl_tangent.analysis.gradients.activations import fit_at_weights, name_of
 from tl_tangent.analysis.gradients.meter import GradientMeter
 from tl_tangent.analysis.gradients.passes import check_trainable, measure_gradients
 from tl_tangent.analysis.gradients.rows import (
+    COLUMNS,
     MEANS,
     WORDS,
     geometric_mean,
@@ -161,7 +162,8 @@ class GradientEnergy:
         if by not in ("weight", "kind", "layer", "side"):
             raise TangentValueError(f"by is 'weight', 'kind', 'layer' or 'side', got {by!r}")
         rows = weight_rows(self.statistics, self.stacks, zeta=self.conventions["zeta"])
-        return pd.DataFrame(rows if by == "weight" else grouped_rows(rows, by))
+        frame = pd.DataFrame(rows if by == "weight" else grouped_rows(rows, by))
+        return frame[[column for column in COLUMNS if column in frame]]
 
     def headline(self) -> str:
         """State what Q_T holds, beside the controls and what is mechanical."""

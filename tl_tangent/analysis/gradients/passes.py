@@ -52,7 +52,7 @@ def _check_loss(loss: Any) -> None:
         )
     if not bool(loss.isfinite()):
         raise TangentRuntimeError(
-            f"the loss of a batch is {float(loss)}: look at its tokens and labels"
+            f"the loss of a batch is {float(loss.detach())}: look at its tokens and labels"
         )
 
 

@@ -56,11 +56,19 @@ def make_probes(
         subspace = subspaces[weight.site]
         _check(weight, subspace, n_controls)
         if weight.site not in found:
-            alone = SubspaceSet({weight.site: subspace})
-            normals = [one[weight.site] for one in alone.random_normals(n_controls, seed)]
+            normals = _normals(weight.site, subspace, n_controls, seed)
             stacked = stack_bases(subspace, normals, dtype=torch.float32)
             found[weight.site] = Probe(subspace, stacked)
     return found
+
+
+def _normals(
+    site: str, subspace: TangentSubspace, n_controls: int, seed: int
+) -> list[TangentSubspace]:
+    if not n_controls:  # none need no room
+        return []
+    alone = SubspaceSet({site: subspace})
+    return [one[site] for one in alone.random_normals(n_controls, seed)]
 
 
 def _check(weight: Weight, subspace: TangentSubspace, n_controls: int) -> None:

@@ -20,6 +20,7 @@ WORDS = {
     "energy_ratio_exact": "f_T / (1 - f_T) * (d - rank) / rank: the same in the limit of many "
     "normals",
     "p_value": "(1 + #{E_N >= E_T}) / (1 + n_controls)",
+    "p_floor": "1 / (1 + n_controls), the smallest p-value that there is",
     "pairing_ratio": "energy_ratio_exact expected when inputs and output gradients of a batch are "
     "paired at random: what the activations alone give",
     "excess_pairing": "energy_ratio_exact / pairing_ratio; about 1 where all is mechanical",
@@ -36,6 +37,7 @@ WORDS = {
     "delta_normal": "the same without a matched normal, mean over controls",
     "delta_p_value": "(1 + #{delta_N >= delta_T}) / (1 + n_controls)",
 }
+COLUMNS = ("weight", "kind", "layer", "side", "weights", "d", "rank", *WORDS)  # in this order
 MEANS = "geometric mean over weights of ratios, arithmetic mean of the rest"
 
 

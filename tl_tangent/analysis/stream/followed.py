@@ -10,11 +10,17 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from tl_tangent.analysis.stream.frames import Reference, by_depth, reference_of
-from tl_tangent.errors import TangentKeyError
-from tl_tangent.geometry import SubspaceSet, TangentSubspace
+from tl_tangent.analysis.stream.frames import (
+    Reference,
+    as_set,
+    by_depth,
+    fitted_positions,
+    reference_of,
+)
+from tl_tangent.errors import TangentKeyError, TangentValueError
+from tl_tangent.geometry import TangentSubspace
 from tl_tangent.geometry.ledger import Frame
-from tl_tangent.hooks.positions import PositionMask, Run
+from tl_tangent.hooks.positions import CUSTOM, PositionMask, Positions, Run
 
 
 @dataclass(frozen=True)
@@ -37,9 +43,9 @@ class Followed:
         return self.references[depth].subspaces[0]
 
     @property
-    def positions(self) -> Any:
-        """The positions that the first subspace was fitted on."""
-        return next(iter(self.references.values())).positions
+    def positions(self) -> Positions:
+        """The positions that the subspaces were fitted on, see :func:`fitted_positions`."""
+        return fitted_positions(self.subspace(depth) for depth in self.references)
 
     def described(self) -> dict[str, Any]:
         """Which subspaces these are, JSON-able."""
@@ -70,7 +76,7 @@ def follow(
     if isinstance(subspaces, TangentSubspace):
         one = reference_of(model, subspaces, n_controls, seed, any_model=any_model)
         return Followed(dict.fromkeys(depths, one), fixed=True)
-    known = by_depth(SubspaceSet(subspaces))
+    known = by_depth(as_set(subspaces))
     found = {}
     for depth in dict.fromkeys(depths):
         if depth not in known:
@@ -91,13 +97,44 @@ def _missing(depth: int, known: Mapping[int, TangentSubspace]) -> str:
     )
 
 
+class BatchPositions:
+    """Which tokens are followed: those of the call, or a batch's own."""
+
+    def __init__(self, positions: Positions):
+        self.of_call = PositionMask(positions)
+        self.description = self.of_call.description
+
+    def of(self, options: dict[str, Any]) -> PositionMask:
+        """Take a batch's own ``positions`` out of its keyword arguments; else those of the call."""
+        own = options.pop("positions", None)
+        if own is None:
+            return self.of_call
+        self.description = CUSTOM
+        return PositionMask(own)
+
+
 def followed_rows(run: Run, mask: PositionMask, stream: Tensor) -> Bool[Tensor, "batch pos"]:
-    """Which tokens of a pass count."""
+    """Which tokens of a pass count.
+
+    Raises:
+        TangentValueError: a mask with a row for each of other than this batch's sequences.
+    """
     batch, length = stream.shape[:2]
+    rule = mask.rule
+    if isinstance(rule, Tensor) and rule.ndim == 2 and rule.shape[0] not in (1, batch):
+        raise TangentValueError(
+            f"positions is a mask of {rule.shape[0]} rows and this batch has {batch}. Give every "
+            "batch its own: {'input': tokens, 'positions': mask}, with a row for each sequence."
+        )
     rows = run.select(mask, batch, length, stream.device)
     if rows is None:
         return torch.ones(batch, length, dtype=torch.bool, device=stream.device)
     return rows.expand(batch, length)
+
+
+def in_float64(x: Tensor) -> Tensor:
+    """Return ``x`` in float64, on the CPU where its device has none."""
+    return (x.cpu() if x.device.type == "mps" else x).double()
 
 
 def with_controls(name: str, values: Sequence[float]) -> dict[str, float]:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tl_tangent.errors import TangentKeyError, TangentValueError
 from tl_tangent.geometry import SubspaceSet, TangentSubspace
 from tl_tangent.geometry.ledger import Frame
+from tl_tangent.hooks.attention.norms import norms_folded
+from tl_tangent.hooks.positions import CUSTOM, NOT_FIRST, Positions
 from tl_tangent.hooks.stream.writes import check_has_stream
 
 
@@ -29,10 +33,34 @@ class Reference:
     fixed: bool
 
     @property
-    def positions(self) -> Any:
-        """The positions that the first subspace was fitted on."""
-        fitted = self.subspaces[0].positions
-        return "not_first" if fitted in (None, "custom") else fitted
+    def positions(self) -> Positions:
+        """The positions that the subspaces were fitted on, see :func:`fitted_positions`."""
+        return fitted_positions(self.subspaces)
+
+
+def fitted_positions(subspaces: Iterable[TangentSubspace]) -> Positions:
+    """Return the rule that all of ``subspaces`` were fitted by; "not_first" where they know none.
+
+    Raises:
+        TangentValueError: one was fitted with a slice or a mask, which says nothing about other
+            rows, or they were fitted by different rules.
+    """
+    rules: dict[str, Positions] = {}
+    for subspace in subspaces:
+        if subspace.positions == CUSTOM:
+            raise TangentValueError(
+                f"the subspace at {subspace.site} was fitted with a slice or a mask of its own "
+                "batch, which says nothing about this run. Say which tokens to follow: "
+                "positions='not_first', 'all', a list, a slice or a mask."
+            )
+        rule = NOT_FIRST if subspace.positions is None else subspace.positions
+        rules.setdefault(repr(rule), rule)
+    if len(rules) > 1:
+        raise TangentValueError(
+            f"the subspaces were fitted on different positions: {' and '.join(rules)}. Say which "
+            "tokens to follow: positions='not_first', 'all', a list, a slice or a mask."
+        )
+    return next(iter(rules.values()))
 
 
 def reference_of(
@@ -46,26 +74,25 @@ def reference_of(
     """
     check_has_stream(model)
     n_layers = model.cfg.n_layers
-    fixed = isinstance(subspaces, TangentSubspace)
     depths = n_layers + 1
-    found = (subspaces,) * depths if fixed else _every_depth(SubspaceSet(subspaces), depths)
-    for subspace in found[:1] if fixed else found:
+    if isinstance(subspaces, TangentSubspace):
+        _check_fits(model, subspaces, any_model)
+        frame = _frame(subspaces, n_controls, seed)
+        return Reference((subspaces,) * depths, (frame,) * depths, True)
+    found = _every_depth(as_set(subspaces), depths)
+    for subspace in found:
         _check_fits(model, subspace, any_model)
-    if n_controls < 0:
-        raise TangentValueError(f"n_controls is {n_controls}; it must be 0 or more.")
-    if fixed:
-        return Reference(found, (_frame(subspaces, n_controls, seed),) * len(found), True)
     return Reference(found, tuple(_frame(one, n_controls, seed) for one in found), False)
 
 
 def _frame(subspace: TangentSubspace, n_controls: int, seed: int) -> Frame:
     controls = subspace.random_normals(n_controls, seed) if n_controls else []
     bases = [subspace.basis, *(control.basis for control in controls)]
-    return Frame(torch.stack(bases), subspace.mean)
+    return Frame.exact(torch.stack(bases).cpu(), subspace.mean.cpu())
 
 
 def by_depth(given: SubspaceSet) -> dict[int, TangentSubspace]:
-    """Return the subspaces of the stream among ``given`` by their depth.
+    """Return the subspaces of the stream among ``given`` by their depth, under their names there.
 
     Raises:
         TangentValueError: two for one place.
@@ -80,8 +107,25 @@ def by_depth(given: SubspaceSet) -> dict[int, TangentSubspace]:
                 f"{found[depth].site} and {site} are two names of one place in the stream, and "
                 "each has a subspace. Give one of them."
             )
-        found[depth] = subspace
+        found[depth] = subspace if subspace.site == site else subspace.replace(site=site)
     return found
+
+
+def as_set(subspaces: Any) -> SubspaceSet:
+    """Return subspaces, in a mapping from site or one by one, as a set.
+
+    Raises:
+        TangentValueError: anything else.
+    """
+    if isinstance(subspaces, Iterable) and not isinstance(subspaces, Tensor):
+        given = subspaces if isinstance(subspaces, Mapping) else list(subspaces)
+        values = given.values() if isinstance(given, Mapping) else given
+        if all(isinstance(one, TangentSubspace) for one in values):
+            return SubspaceSet(given)
+    raise TangentValueError(
+        f"subspaces is a {type(subspaces).__name__}; accepted are a TangentSubspace, a SubspaceSet "
+        "or a mapping from site to TangentSubspace, or several that know their site."
+    )
 
 
 def _every_depth(given: SubspaceSet, n_depths: int) -> tuple[TangentSubspace, ...]:
@@ -116,9 +160,22 @@ def _check_fits(model: Any, subspace: TangentSubspace, any_model: bool) -> None:
             f"the subspace at {subspace.site} is {subspace.d} wide{heads}; the residual stream of "
             f"this model is {model.cfg.d_model} wide, without heads."
         )
+    if subspace.rank == subspace.d:
+        raise TangentValueError(
+            f"the subspace at {subspace.site} has rank {subspace.rank}, the width of the stream: "
+            "nothing is normal. Truncate it to a lower rank."
+        )
     name = getattr(model.cfg, "model_name", None)
     if not any_model and subspace.model is not None and name not in (None, subspace.model):
         raise TangentValueError(
             f"the subspace was fitted on {subspace.model!r} and this model is {name!r}. If that "
             "is meant, pass any_model=True."
+        )
+    folded, here = subspace.metadata.get("norms_folded"), norms_folded(model)
+    if not any_model and None not in (folded, here) and folded != here:
+        raise TangentValueError(
+            f"the subspace was fitted where the norms' gains are{'' if folded else ' not'} folded "
+            f"into the weights, and here they are{'' if here else ' not'}: what such models write "
+            "to the stream can differ. Fit it on this model as it is. If it is meant all the same, "
+            "pass any_model=True."
         )

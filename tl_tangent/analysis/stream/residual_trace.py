@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from tl_tangent.analysis.stream.followed import followed_rows
+from tl_tangent.analysis.stream.followed import BatchPositions, followed_rows
 from tl_tangent.analysis.stream.frames import Reference, reference_of
-from tl_tangent.analysis.stream.trace_rows import stream_rows, write_rows
+from tl_tangent.analysis.stream.trace_result import ResidualTrace
 from tl_tangent.analysis.stream.trace_sums import Tokens, TraceSums
+from tl_tangent.analysis.stream.trace_words import MEANING
 from tl_tangent.errors import TangentValueError
-from tl_tangent.geometry.display import html_table
-from tl_tangent.hooks.fit import batch_input, listed, shown
+from tl_tangent.hooks.fit import listed, shown
+from tl_tangent.hooks.numbers import whole, whole_seed
 from tl_tangent.hooks.positions import PositionMask, Positions, Run, run_of_forward
+from tl_tangent.hooks.stream.inputs import stream_input
 from tl_tangent.hooks.stream.writes import LayerWrites, watching_writes
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
 
 
 def trace_residual(
@@ -58,34 +53,41 @@ def trace_residual(
             same numbers, so that the control of a changing subspace changes no more than it does.
         heads: take the attention's write apart into that of every head and of its bias.
         interference: with a fixed reference, also the inner products between all pairs of writes.
-        positions: which tokens are followed; by default those the subspaces were fitted on.
+        positions: which tokens are followed; by default those the subspaces were fitted on. A
+            mapping among the batches may have its own, under ``positions``.
         seed: of the controls.
         any_model: accept subspaces that were fitted on a model of another name.
         progress: show a progress bar.
 
     Raises:
         TangentKeyError: a depth without a subspace.
-        TangentValueError: a model without one stream of blocks; subspaces of another width or with
-            a basis a head; no token that counts.
-        TangentRuntimeError: a layer whose writes do not add up (BERT norms the sum).
+        TangentValueError: a model without one stream of blocks; subspaces of another width, with a
+            basis a head, of other folding of the norms or of different positions; no token that
+            counts.
+        TangentRuntimeError: a layer whose writes do not add up (BERT norms the sum); a stream that
+            is edited between layers, or not finite.
     """
+    n_controls, seed = whole("n_controls", n_controls, at_least=0), whole_seed(seed)
     reference = reference_of(model, subspaces, n_controls, seed, any_model=any_model)
-    mask = PositionMask(reference.positions if positions is None else positions)
+    followed = BatchPositions(reference.positions if positions is None else positions)
     sums = TraceSums(reference, heads=heads, pairs=interference and reference.fixed)
     with torch.no_grad():
         for batch in shown(listed(batches), progress, "tracing"):
-            _trace_batch(model, batch, sums, mask, heads)
+            _trace_batch(model, batch, sums, followed, heads)
     if sums.n_tokens == 0:
         raise TangentValueError(
             "no token counts under these positions, or there was no batch. Give longer rows, or "
             "other positions."
         )
-    conventions = _conventions(model, reference, mask, n_controls, seed)
+    conventions = _conventions(model, reference, followed, n_controls, seed)
     return ResidualTrace(sums.result(), conventions)
 
 
-def _trace_batch(model: Any, batch: Any, sums: TraceSums, mask: PositionMask, heads: bool) -> None:
-    given, options = batch_input(batch)
+def _trace_batch(
+    model: Any, batch: Any, sums: TraceSums, followed: BatchPositions, heads: bool
+) -> None:
+    given, options = stream_input(batch, model.cfg.n_layers)
+    mask = followed.of(options)
     run = run_of_forward(model, (given,), options)
     ids = None
     if isinstance(given, Tensor) and not given.is_floating_point():
@@ -98,7 +100,7 @@ def _trace_batch(model: Any, batch: Any, sums: TraceSums, mask: PositionMask, he
             sums.begin(taken[0])
         sums.add(model, found)
 
-    with watching_writes(model, receive, heads=heads):
+    with watching_writes(model, receive, heads=heads, run=run):
         model(given, return_type=None, **options)
     sums.end()
 
@@ -112,7 +114,7 @@ def _tokens(run: Run, mask: PositionMask, stream: Tensor, ids: Tensor | None) ->
 
 
 def _conventions(
-    model: Any, reference: Reference, mask: PositionMask, n_controls: int, seed: int
+    model: Any, reference: Reference, followed: BatchPositions, n_controls: int, seed: int
 ) -> dict[str, Any]:
     first = reference.subspaces[0]
     return {
@@ -121,119 +123,8 @@ def _conventions(
         "sites": [subspace.site for subspace in reference.subspaces],
         "rank": first.rank,
         "method": first.method,
-        "positions": mask.description,
+        "positions": followed.description,
         "n_controls": n_controls,
         "seed": seed,
         "meaning": MEANING,
     }
-
-
-MEANING = {
-    "energy": "mean over tokens of the squared norm of a part (tangent or normal)",
-    "gain": "square root of the energy behind the layer over that in front of it",
-    "cosine": "inner product of the part in front of and behind the layer, over both root energies",
-    "interference": (
-        "twice the mean inner product of a write with that part of the stream as it was before it: "
-        "energies add up only with it; attention is written before the MLP also where both run in "
-        "parallel"
-    ),
-    "written": "root energy of a write over that of the part in front of its layer",
-    "kept": (
-        "mean inner product of a part behind the layer with itself in front of it, over its energy "
-        "in front: 1 for a pure copy, whatever is added at right angles"
-    ),
-    "mean": "the reference's mean is taken out of the stream; it stands in the ledger as a write",
-    "control": "the same around the same mean for matched random normals, mean and extremes",
-    "mechanical": (
-        "a random write of energy e puts e * rank / d into any subspace; of the stream of a model, "
-        "whose writes are far from random, only the difference to the controls says something"
-    ),
-}
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class ResidualTrace:
-    """The ledger of the residual stream.
-
-    Attributes:
-        ledger: per-token energies and inner products, see :class:`TraceSums`.
-        conventions: how the numbers came about.
-    """
-
-    ledger: Any
-    conventions: Mapping[str, Any]
-
-    @property
-    def closing_error(self) -> float:
-        """The largest norm, over tokens and depths, of stream minus sum of writes, in its tangent
-        or its normal part, over the norm of the stream."""
-        return self.ledger.closing_error
-
-    @property
-    def pairs(self) -> Mapping[str, Float[Tensor, "writer writer"]] | None:
-        """Mean inner products between all pairs of writes, for "tangent" and "normal"."""
-        return self.ledger.pairs
-
-    @property
-    def writers(self) -> tuple[str, ...]:
-        """Names of the writes, in order: ``"mean"``, ``"embed"``, ``"0.attn"``, ``"0.mlp"``, ..."""
-        return self.ledger.writers
-
-    def stream(
-        self, by: str | None = None, counts: Mapping[int, int] | None = None
-    ) -> pd.DataFrame:
-        """Return one row a depth and part: energies, gains, cosines, what is kept, and controls.
-
-        Args:
-            by: also by "position", "token" or "frequency" (quartiles of the counts of the tokens).
-            counts: how often each token id occurs, for "frequency"; by default in what was traced.
-        """
-        return stream_rows(self.ledger, by, counts)
-
-    def writes(
-        self, by: str | None = None, counts: Mapping[int, int] | None = None
-    ) -> pd.DataFrame:
-        """Return one row a write and part: energy, interference, size over what was carried.
-
-        Arguments are those of :meth:`stream`.
-        """
-        return write_rows(self.ledger, by, counts)
-
-    def to_dataframe(self) -> pd.DataFrame:
-        """Return :meth:`writes`."""
-        return self.writes()
-
-    def headline(self) -> str:
-        """State how both parts grow and what is kept of them, beside the controls."""
-        table = self.stream()
-        inner = table[table["gain"].notna()]
-        words = []
-        for part, rows in inner.groupby("part", sort=False):
-            control = ""
-            if "control_gain_mean" in rows:
-                control = f", control {_geometric(rows['control_gain_mean']):.2f}"
-            words.append(
-                f"{part} grows by {_geometric(rows['gain']):.2f} a layer{control} and keeps "
-                f"{rows['kept'].median():.2f} of itself"
-            )
-        return (
-            f"Over {self.conventions['model']}'s {inner['depth'].nunique()} layers the "
-            f"{'; the '.join(words)}. The ledger closes to {self.closing_error:.1e}."
-        )
-
-    def plot(self) -> Figure:
-        """Draw both parts through depth: energies, gains and what is written, with controls."""
-        from tl_tangent.views.ledger_figure import draw_ledger  # the one step up a floor
-
-        return draw_ledger(self)
-
-    def __repr__(self) -> str:
-        return f"ResidualTrace({self.ledger.n_tokens} tokens): {self.headline()}"
-
-    def _repr_html_(self) -> str:
-        rows = self.stream().round(4).to_dict("records")
-        return html_table([{str(k): v for k, v in row.items()} for row in rows], self.headline())
-
-
-def _geometric(values: Any) -> float:
-    return float(torch.tensor(values.to_numpy()).log().mean().exp())

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tl_tangent.analysis.stream.followed import of_controls
@@ -21,105 +22,104 @@ PARTS = ("tangent", "normal")
 CLASSES = ("position", "token", "frequency")
 
 
-def stream_rows(ledger: Ledger, by: str | None, counts: Mapping[int, int] | None) -> pd.DataFrame:
+Label = Callable[[int], str]
+
+
+def stream_rows(
+    ledger: Ledger, by: str | None, counts: Mapping[int, int] | None, label: Label | None
+) -> pd.DataFrame:
     """One row a depth and part, and a class of tokens where ``by`` is given."""
     import pandas as pd
 
     rows = []
-    for label, taken in classes(ledger, by, counts):
-        stream = ledger.stream[..., taken].double().mean(-1)
-        copied = ledger.copied[..., taken].double().mean(-1)
-        for depth in range(len(stream)):
-            for part, name in enumerate(PARTS):
-                row: dict[str, Any] = {"depth": depth, "part": name, **label}
-                row |= _of_stream(stream[:, part], copied[:, part], depth)
-                row["share"] = float(stream[depth, part] / stream[depth].sum())
-                if not label:
-                    row |= _stream_controls(ledger, depth, part)
-                rows.append(row)
+    for named, taken in classes(ledger, by, counts, label):
+        table = _of_stream(_bases(ledger, "stream", taken), _bases(ledger, "copied", taken))
+        for depth, part in product(range(len(ledger.stream)), range(len(PARTS))):
+            row = {"depth": depth, "part": PARTS[part], **named}
+            rows.append(row | _values(table, depth, part))
     return pd.DataFrame(rows)
 
 
-def _of_stream(energy: Tensor, copied: Tensor, depth: int) -> dict[str, float]:
-    """Energy at a depth, and what the layer behind it makes of it; NaN behind the last."""
-    row = {"energy": float(energy[depth])}
-    if depth == len(copied):
-        return row | dict.fromkeys(("gain", "cosine", "kept"), float("nan"))
-    before, after, both = energy[depth], energy[depth + 1], copied[depth]
-    return row | {
-        "gain": float((after / before).sqrt()),
-        "cosine": float(both / (before * after).sqrt()),
-        "kept": float(both / before),
+def _bases(ledger: Ledger, name: str, taken: Tensor) -> Float[Tensor, "key part basis token"]:
+    """One quantity of some tokens, of the subspace and then of its controls."""
+    own, controls = getattr(ledger, name)[..., None, :], getattr(ledger, f"control_{name}")
+    return torch.cat([own, controls], dim=-2)[..., taken].double()
+
+
+def _of_stream(
+    stream: Float[Tensor, "depth part basis token"],
+    copied: Float[Tensor, "layer part basis token"],
+) -> dict[str, Float[Tensor, "depth part basis"]]:
+    """Energies, and what the layer behind makes of them (NaN behind the last one)."""
+    energy, both = stream.mean(-1), copied.mean(-1)
+    before, after = energy[:-1], energy[1:]
+    return {
+        "energy": energy,
+        "gain": _of_layers((after / before).sqrt()),
+        "cosine": _of_layers(both / (before * after).sqrt()),
+        "kept": _of_layers(both / before),
+        "share": energy / energy.sum(1, keepdim=True),
+        "gain_median": _of_layers(_median((stream[1:] / stream[:-1]).sqrt())),
+        "kept_median": _of_layers(_median(copied / stream[:-1])),
+        "share_median": _median(stream / stream.sum(1, keepdim=True)),
     }
 
 
-def _stream_controls(ledger: Ledger, depth: int, part: int) -> dict[str, float]:
-    n_controls = ledger.control_stream.shape[-1]
-    if n_controls == 0:
-        return {}
-    energy, copied = ledger.control_stream[:, part], ledger.control_copied[:, part]
-    found = [_of_stream(energy[:, i], copied[:, i], depth) for i in range(n_controls)]
-    return _spread(found)
+def _of_layers(x: Float[Tensor, "layer part basis"]) -> Float[Tensor, "depth part basis"]:
+    return torch.cat([x, torch.full_like(x[:1], torch.nan)])
 
 
-def _spread(found: list[dict[str, float]]) -> dict[str, float]:
-    """Mean and extremes over the controls of every quantity."""
-    row: dict[str, float] = {}
-    for name in found[0]:
-        row |= of_controls(name, [one[name] for one in found])
+def _median(x: Float[Tensor, "*axes token"]) -> Float[Tensor, "*axes"]:
+    """The median over tokens, the mean of both middle ones; 0 / 0 does not count."""
+    return (x.nanmedian(-1).values - (-x).nanmedian(-1).values) / 2
+
+
+def _values(table: Mapping[str, Tensor], key: int, part: int) -> dict[str, float]:
+    """The columns of one row: of the subspace, then mean and extremes over its controls."""
+    found = {name: values[key, part].tolist() for name, values in table.items()}
+    row = {name: values[0] for name, values in found.items()}
+    for name, values in found.items():
+        row |= of_controls(name, values[1:])
     return row
 
 
-def write_rows(ledger: Ledger, by: str | None, counts: Mapping[int, int] | None) -> pd.DataFrame:
+def write_rows(
+    ledger: Ledger, by: str | None, counts: Mapping[int, int] | None, label: Label | None
+) -> pd.DataFrame:
     """One row a write and part, and a class of tokens where ``by`` is given."""
     import pandas as pd
 
     rows = []
-    for label, taken in classes(ledger, by, counts):
-        energy = ledger.energy[..., taken].double().mean(-1)
-        carried = ledger.carried[..., taken].double().mean(-1)
-        stream = ledger.stream[..., taken].double().mean(-1)
+    for named, taken in classes(ledger, by, counts, label):
+        table = _of_writes(ledger, taken)
         for i, (writer, layer) in enumerate(zip(ledger.writers, ledger.layers, strict=True)):
             for part, name in enumerate(PARTS):
-                row: dict[str, Any] = {"layer": layer, "writer": writer.rpartition(".")[2]}
-                row |= {"part": name, **label}
-                before = None if layer is None else stream[layer, part]
-                row |= _of_write(energy[i, part], carried[i, part], before)
-                if not label:
-                    row |= _write_controls(ledger, i, part, layer)
-                rows.append(row)
+                row = {"layer": layer, "writer": writer.rpartition(".")[2], "part": name, **named}
+                rows.append(row | _values(table, i, part))
     return pd.DataFrame(rows)
 
 
-def _of_write(energy: Tensor, carried: Tensor, before: Tensor | None) -> dict[str, float]:
-    written = float("nan") if before is None else float((energy / before).sqrt())
-    return {"energy": float(energy), "interference": 2 * float(carried), "written": written}
-
-
-def _write_controls(ledger: Ledger, i: int, part: int, layer: int | None) -> dict[str, float]:
-    n_controls = ledger.control_energy.shape[-1]
-    if n_controls == 0:
-        return {}
-    found = [
-        _of_write(
-            ledger.control_energy[i, part, c],
-            ledger.control_carried[i, part, c],
-            None if layer is None else ledger.control_stream[layer, part, c],
-        )
-        for c in range(n_controls)
-    ]
-    return _spread(found)
+def _of_writes(ledger: Ledger, taken: Tensor) -> dict[str, Float[Tensor, "write part basis"]]:
+    energy, carried, stream = (
+        _bases(ledger, name, taken).mean(-1) for name in ("energy", "carried", "stream")
+    )
+    nothing = torch.full_like(stream[0], torch.nan)
+    before = [nothing if layer is None else stream[layer] for layer in ledger.layers]
+    written = (energy / torch.stack(before)).sqrt()
+    return {"energy": energy, "interference": 2 * carried, "written": written}
 
 
 def classes(
-    ledger: Ledger, by: str | None, counts: Mapping[int, int] | None
+    ledger: Ledger, by: str | None, counts: Mapping[int, int] | None, label: Label | None = None
 ) -> Iterator[tuple[dict[str, Any], Bool[Tensor, " token"]]]:
     """The classes of tokens that rows are made for, with their label.
 
     Raises:
-        TangentValueError: another class than position, token and frequency; or token ids asked for
-            where the model was not given any.
+        TangentValueError: another class than position, token and frequency; token ids asked for
+            where the model was not given any; a label for what is no token.
     """
+    if label is not None and by != "token":
+        raise TangentValueError(f"label names tokens, and by={by!r}. Pass by='token' with it.")
     if by is None:
         yield {}, torch.ones(ledger.n_tokens, dtype=torch.bool)
         return
@@ -134,7 +134,8 @@ def classes(
         values = _quartiles(ledger.ids, counts)
     for value in values.unique().tolist():
         taken = values == value
-        yield {by: value, "n_tokens": int(taken.sum())}, taken
+        named = {} if label is None else {"label": label(value)}
+        yield {by: value, **named, "n_tokens": int(taken.sum())}, taken
 
 
 def _quartiles(ids: Tensor, counts: Mapping[int, int] | None) -> Tensor:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tl_tangent.analysis.stream.followed import Followed
+from tl_tangent.analysis.stream.followed import Followed, in_float64
 from tl_tangent.errors import TangentValueError
-from tl_tangent.geometry.linalg import full_dtype
+from tl_tangent.hooks.numbers import whole
 from tl_tangent.hooks.stream.jvp import Direct, Stretch
 
 KINDS = ("random", "data", "all")
@@ -82,9 +83,9 @@ class Directions:
         """Directions at the followed tokens, and nothing at the others."""
 
         def direct(stretch: Stretch, x: Float[Tensor, "batch pos d"]) -> Tensor:
-            stream = x.to(full_dtype(x.dtype))
-            placed = torch.zeros_like(stream)
-            placed[self.rows] = vectors.at(stretch.start, stream[self.rows])
+            found = vectors.at(stretch.start, in_float64(x[self.rows]))
+            placed = torch.zeros(x.shape, dtype=found.dtype, device=found.device)
+            placed[self.rows.to(found.device)] = found
             return placed
 
         return direct
@@ -107,7 +108,7 @@ class _Random(_Vectors):
     k: int
 
     def at(self, depth: int, x: Tensor) -> Tensor:
-        key = [self.seed % 2**32, self.batch, self.k, depth]
+        key = [self.seed, self.batch, self.k, depth]
         (state,) = np.random.SeedSequence(key).generate_state(1, np.uint64)
         generator = torch.Generator().manual_seed(int(state) >> 1)
         noise = torch.randn(x.shape, generator=generator, dtype=torch.float64)
@@ -139,8 +140,8 @@ class _One(_Vectors):
         return vectors
 
 
-def check_directions(kind: str, n: int) -> None:
-    """Refuse an unknown kind of directions, or none of them.
+def check_directions(kind: str, n: Any) -> int:
+    """Refuse an unknown kind of directions, or none of them; return how many.
 
     Raises:
         TangentValueError: says what is accepted.
@@ -148,10 +149,7 @@ def check_directions(kind: str, n: int) -> None:
     if kind not in KINDS:
         accepted = ", ".join(map(repr, KINDS))
         raise TangentValueError(f"directions={kind!r} is not one of {accepted}.")
-    if n < 1:
-        raise TangentValueError(
-            f"n_directions is {n}; it must be 1 or more, and 2 or more for a standard error."
-        )
+    return whole("n_directions", n, at_least=1)
 
 
 def check_count(directions: Directions, followed: Followed) -> None:

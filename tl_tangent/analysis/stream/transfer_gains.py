@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from tl_tangent.analysis.stream.followed import follow, followed_rows
+from tl_tangent.analysis.stream.followed import BatchPositions, follow, followed_rows
 from tl_tangent.analysis.stream.transfer_directions import Directions, check_count, check_directions
+from tl_tangent.analysis.stream.transfer_result import MEANING, TransferGains
 from tl_tangent.analysis.stream.transfer_sums import Input, TransferSums, gain_rows
 from tl_tangent.errors import TangentValueError
-from tl_tangent.geometry.display import html_table
-from tl_tangent.hooks.fit import batch_input, listed, shown
+from tl_tangent.hooks.fit import listed, shown
+from tl_tangent.hooks.numbers import whole, whole_seed, wholes
 from tl_tangent.hooks.positions import PositionMask, Positions, run_of_forward
+from tl_tangent.hooks.stream.inputs import (
+    check_no_dropout,
+    check_same_again,
+    ordinary_input,
+    stream_input,
+)
 from tl_tangent.hooks.stream.jvp import Stretch, Through, check_through, mode_for, side_by_side
 from tl_tangent.hooks.stream.writes import LayerWrites, check_has_stream, watching_writes
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 def transfer_gains(
@@ -58,13 +62,15 @@ def transfer_gains(
             ``blocks.l.hook_resid_pre`` or ``blocks.{l-1}.hook_resid_post``).
         start: a depth, several, or None for every layer one by one.
         stop: a later depth, for every start; by default the one behind it.
-        n_directions: how many random directions each part is tried with, in each batch.
+        n_directions: how many random directions each part is tried with, in each batch; two or
+            more for a standard error, which is NaN with one.
         directions: "random"; "data", each token's own part, all tokens at once; or "all", every
             direction of the part at every token, which is exact and only for tiny models.
         through: "both" branches, "attention" or "mlp" alone, or "neither", which leaves the copy;
             what the other branches write stands still.
         n_controls: how many matched random normals are put in place of the subspaces.
         positions: which tokens are changed and read; by default those the subspaces were fitted on.
+            A mapping among the batches may have its own, under ``positions``.
         seed: of directions and controls.
         any_model: accept subspaces that were fitted on a model of another name.
         progress: show a progress bar.
@@ -72,21 +78,25 @@ def transfer_gains(
     Raises:
         TangentKeyError: a depth without a subspace.
         TangentValueError: a depth that the model does not have, or in no order; unknown directions
-            or branches; too many directions for "all"; subspaces of another width; no token that
-            counts.
-        TangentRuntimeError: a layer whose writes do not add up (BERT norms the sum); forward-mode
-            differentiation around this call.
+            or branches; too many directions for "all"; subspaces of another width, of other folding
+            of the norms or of different positions; a batch with a key-value cache that is not
+            frozen; a model that drops entries out; no token that counts.
+        TangentRuntimeError: a layer whose writes do not add up (BERT norms the sum); a hook that
+            drops derivatives; forward-mode differentiation around this call.
     """
     check_has_stream(model)
+    check_no_dropout(model)
     check_through(through)
-    check_directions(directions, n_directions)
+    n_directions = check_directions(directions, n_directions)
+    n_controls, seed = whole("n_controls", n_controls, at_least=0), whole_seed(seed)
     stretches = _stretches(model.cfg.n_layers, start, stop)
     depths = [depth for stretch in stretches for depth in (stretch.start, stretch.stop)]
     followed = follow(model, subspaces, sorted(depths), n_controls, seed, any_model=any_model)
-    mask = PositionMask(followed.positions if positions is None else positions)
+    mask = BatchPositions(followed.positions if positions is None else positions)
     plan = _Plan(stretches, mask, directions, n_directions, seed)
     sums = TransferSums(followed, 1 + n_controls, through)
-    n_tokens, mode = plan.run(model, shown(listed(batches), progress, "pushing"), sums)
+    with torch.inference_mode(False):
+        n_tokens, mode = plan.run(model, shown(listed(batches), progress, "pushing"), sums)
     if n_tokens == 0:
         raise TangentValueError(
             "no token counts under these positions, or there was no batch. Give longer rows, or "
@@ -113,7 +123,7 @@ class _Plan:
     """Where and how the stream is changed."""
 
     stretches: list[Stretch]
-    mask: PositionMask
+    positions: BatchPositions
     kind: str
     n: int
     seed: int
@@ -122,8 +132,11 @@ class _Plan:
         """Returns how many tokens were followed, and how derivatives were found."""
         n_tokens, mode, groups = 0, None, side_by_side(self.stretches)
         for number, batch in enumerate(batches):
-            given, options = batch_input(batch)
-            rows = self._rows(model, given, options)
+            given, options = stream_input(batch, max(s.stop for s in self.stretches))
+            check_same_again(options)
+            given = ordinary_input(given)
+            options = {name: ordinary_input(value) for name, value in options.items()}
+            rows = self._rows(model, given, options, self.positions.of(options))
             if not bool(rows.any()):
                 continue
             n_tokens += int(rows.sum())
@@ -134,7 +147,9 @@ class _Plan:
                 sums.add(model, Input(given, options, directions, mode), group)
         return n_tokens, mode.name if mode else ""
 
-    def _rows(self, model: Any, given: Any, options: dict[str, Any]) -> Bool[Tensor, "batch pos"]:
+    def _rows(
+        self, model: Any, given: Any, options: dict[str, Any], mask: PositionMask
+    ) -> Bool[Tensor, "batch pos"]:
         """The tokens that count, from a pass in which every layer's writes are checked."""
         run = run_of_forward(model, (given,), options)
         last = max(stretch.stop for stretch in self.stretches)
@@ -142,10 +157,10 @@ class _Plan:
 
         def receive(writes: LayerWrites) -> None:
             if writes.layer < 0:
-                found.append(followed_rows(run, self.mask, writes.after))
+                found.append(followed_rows(run, mask, writes.after))
 
-        with torch.no_grad(), watching_writes(model, receive, last - 1):
-            model(given, return_type=None, **{"stop_at_layer": last, **options})
+        with torch.no_grad(), watching_writes(model, receive, last - 1, run=run):
+            model(given, return_type=None, stop_at_layer=last, **options)
         return found[0]
 
 
@@ -155,90 +170,13 @@ def _stretches(n_layers: int, start: Any, stop: int | None) -> list[Stretch]:
             f"start=None is every layer one by one, each with its own end, and stop is {stop}. "
             "Give one of them."
         )
-    starts = range(n_layers) if start is None else [start] if isinstance(start, int) else start
+    starts = list(range(n_layers)) if start is None else wholes("start", start)
+    stop = None if stop is None else whole("stop", stop, at_least=1)
     found = [Stretch(one, one + 1 if stop is None else stop) for one in starts]
     bad = [one for one in found if not 0 <= one.start < one.stop <= n_layers]
-    if bad or not found:
-        asked = f"from {bad[0].start} to {bad[0].stop}" if bad else "no start at all"
+    if bad:
         raise TangentValueError(
-            f"{asked} is no stretch of this model: depths are 0 (in front of layer 0) to "
-            f"{n_layers} (behind the last), and start < stop."
+            f"from {bad[0].start} to {bad[0].stop} is no stretch of this model: depths are 0 (in "
+            f"front of layer 0) to {n_layers} (behind the last), and start < stop."
         )
     return found
-
-
-MEANING = {
-    "gain": (
-        "||P_out J P_in||_F / sqrt(dim P_in) over all followed tokens at once: what becomes, in "
-        "the target part, of a random change of unit energy in the source part; for 'data', of a "
-        "change along each token's own part"
-    ),
-    "gain_se": "standard error over directions; NaN for one direction, 0 where all were tried",
-    "aligned": (
-        "trace of P_in P_out J P_in over dim P_in: what comes back along the change itself; 1 "
-        "within a part of a pure copy, whatever is added at right angles"
-    ),
-    "copy": (
-        "the gain of a pure copy along the same directions, ||P_out P_in||_F / sqrt(dim P_in) in "
-        "the mean: 1 within a part and 0 between two for one subspace, else by the principal angles"
-    ),
-    "excess": "gain over copy, where a copy leaves anything",
-    "through": (
-        "derivatives run through the skip connections and these branches, norms and attention "
-        "patterns included; what another branch writes stands still"
-    ),
-    "positions": (
-        "followed tokens are changed, each on its own for 'random', and read; what reaches the "
-        "others is not counted"
-    ),
-    "control": "the same for matched random normals in place of the subspace, mean and extremes",
-    "mechanical": (
-        "a branch that adds anything at right angles to a change raises the gain within the part; "
-        "one that spreads it at random puts rank / d of the energy into any subspace; behind a "
-        "norm no branch sees a change along the whole stream, so that 'data' is close to a copy "
-        "for the larger part; only the difference to the controls is of the subspace"
-    ),
-}
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class TransferGains:
-    """Gains from part to part of the residual stream.
-
-    Attributes:
-        rows: one a stretch of layers and pair of parts, see :meth:`to_dataframe`.
-        conventions: how the numbers came about, JSON-able.
-    """
-
-    rows: tuple[Mapping[str, Any], ...]
-    conventions: Mapping[str, Any]
-
-    def to_dataframe(self) -> pd.DataFrame:
-        """Return one row a start, stop, source and target part; columns as in
-        ``conventions["meaning"]``."""
-        import pandas as pd
-
-        return pd.DataFrame(list(self.rows))
-
-    def headline(self) -> str:
-        """State the median gains over stretches, beside those of the copy and of the controls."""
-        table = self.to_dataframe()
-        words = []
-        for (source, target), rows in table.groupby(["source", "target"], sort=False):
-            control = ""
-            if "control_gain_mean" in rows:
-                control = f", control {rows['control_gain_mean'].median():.3f}"
-            words.append(
-                f"{source} to {target} {rows['gain'].median():.3f} (copy "
-                f"{rows['copy'].median():.3f}{control})"
-            )
-        n = len(table[["start", "stop"]].drop_duplicates())
-        over = "layers" if (table["stop"] - table["start"] == 1).all() else "stretches of layers"
-        return f"Median gain over {n} {over} of {self.conventions['model']}: {'; '.join(words)}."
-
-    def __repr__(self) -> str:
-        return f"TransferGains({self.conventions['n_tokens']} tokens): {self.headline()}"
-
-    def _repr_html_(self) -> str:
-        rows = self.to_dataframe().round(4).to_dict("records")
-        return html_table([{str(k): v for k, v in row.items()} for row in rows], self.headline())

@@ -13,13 +13,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_tangent.analysis.stream.followed import Followed, with_controls
+from tl_tangent.analysis.stream.followed import Followed, in_float64, with_controls
 from tl_tangent.analysis.stream.trace_rows import PARTS
 from tl_tangent.analysis.stream.transfer_directions import Cut, Directions
-from tl_tangent.geometry.linalg import full_dtype
 from tl_tangent.hooks.stream.jvp import Direct, Mode, Stretch, Through, push_forward
 
-_NOTHING = 1e-5  # a copy below that is rounding
+_NOTHING = 1e-5  # a copy below that is rounding of the subspaces
 MADE, ALIGNED, COPIED, GIVEN = range(4)  # |P_out J u|^2, <u, P_out J u>, |P_out u|^2, |u|^2
 
 
@@ -92,7 +91,8 @@ class _Watch:
     given: dict[Stretch, Tensor] = field(default_factory=dict)
 
     def direct(self, stretch: Stretch, x: Float[Tensor, "batch pos d"]) -> Tensor:
-        direction = self.choose(stretch, x).to(x.dtype)
+        direction = self.choose(stretch, x)
+        # in full, since what the model's own precision moves into the other part is no copy
         self.given[stretch] = self._rows(direction)
         return direction
 
@@ -107,7 +107,7 @@ class _Watch:
             self.sums.enter(key, self.number, sums)
 
     def _rows(self, x: Tensor) -> Float[Tensor, "row d"]:
-        return x[self.rows].to(full_dtype(x.dtype))
+        return in_float64(x[self.rows.to(x.device)])
 
 
 def gain_rows(
@@ -127,7 +127,8 @@ def _row(sums: TransferSums, keys: list[Any], exact: bool) -> dict[str, float]:
     gains = [math.sqrt(value) for value, _ in squared]
     error = squared[0][1] / (2 * gains[0]) if gains[0] else squared[0][1]
     copy = math.sqrt(sums.ratio(keys[0], COPIED)[0])
-    copy = copy if copy > _NOTHING else 0.0
+    if copy < _NOTHING:  # then P_in P_out is 0, and nothing can be aligned
+        copy, aligned = 0.0, [(0.0, 0.0)] * len(aligned)
     row = {
         "gain": gains[0],
         "gain_se": 0.0 if exact else error,

@@ -63,8 +63,9 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """Return the same on a device; no inference tensors, which a graph can't keep."""
-        parts = (self.tokens, self.mask, self.labels)
-        return Batch(*(None if x is None else x.to(device).clone() for x in parts))
+        mask = None if self.mask is None else self.mask.to(device).clone()
+        labels = None if self.labels is None else self.labels.to(device).clone()
+        return Batch(self.tokens.to(device).clone(), mask, labels)
 
 
 Objective: TypeAlias = Literal["causal", "masked"] | Callable[[Any, Batch], Tensor]

@@ -61,8 +61,8 @@ class Mode(Protocol):
     def mark(self, x: Tensor, direction: Tensor) -> Tensor:
         """Return ``x`` with a direction in which it changes."""
 
-    def read(self, y: Tensor) -> Tensor:
-        """Return the change of ``y``."""
+    def read(self, y: Tensor) -> Tensor | None:
+        """Return the change of ``y``; None where none arrived."""
 
     def still(self, x: Tensor) -> Tensor:
         """Return ``x`` without its change."""
@@ -75,15 +75,14 @@ class Forward:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        with torch.no_grad(), forward_ad.dual_level():
+        with torch.inference_mode(False), torch.no_grad(), forward_ad.dual_level():
             yield
 
     def mark(self, x: Tensor, direction: Tensor) -> Tensor:
         return forward_ad.make_dual(self.still(x), direction)
 
-    def read(self, y: Tensor) -> Tensor:
-        change = forward_ad.unpack_dual(y).tangent
-        return torch.zeros_like(self.still(y)) if change is None else change
+    def read(self, y: Tensor) -> Tensor | None:
+        return forward_ad.unpack_dual(y).tangent
 
     def still(self, x: Tensor) -> Tensor:
         return forward_ad.unpack_dual(x).primal
@@ -98,7 +97,7 @@ class TwiceBackward:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        with torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad():
             yield
         self.marked.clear()
 
@@ -107,14 +106,22 @@ class TwiceBackward:
         self.marked = [(x, direction)]
         return x
 
-    def read(self, y: Tensor) -> Tensor:
+    def read(self, y: Tensor) -> Tensor | None:
         x, direction = self.marked.pop()
         w = y.detach().requires_grad_()  # any w will do; at 0, splices would see no edit of a part
-        (pulled,) = torch.autograd.grad(y, x, w, create_graph=True)
-        return torch.autograd.grad(pulled, w, direction)[0]
+        pulled = _pulled(y, x, w, create_graph=True)
+        return None if pulled is None else _pulled(pulled, w, direction)
 
     def still(self, x: Tensor) -> Tensor:
         return x.detach()
+
+
+def _pulled(y: Tensor, x: Tensor, w: Tensor, create_graph: bool = False) -> Tensor | None:
+    """The vector-Jacobian product; None where ``y`` does not depend on ``x``."""
+    if not y.requires_grad:
+        return None
+    options: dict[str, Any] = {"create_graph": create_graph, "allow_unused": True}
+    return torch.autograd.grad(y, x, w, **options)[0]
 
 
 def check_through(through: str) -> None:
@@ -123,7 +130,7 @@ def check_through(through: str) -> None:
     Raises:
         TangentValueError: says which there are.
     """
-    if through not in FROZEN:
+    if not isinstance(through, str) or through not in FROZEN:
         accepted = ", ".join(map(repr, FROZEN))
         raise TangentValueError(f"through={through!r} is not one of {accepted}.")
 
@@ -165,7 +172,7 @@ def push_forward(
             ("neither" leaves the skip connections alone).
 
     Raises:
-        TangentRuntimeError: a stretch whose end was never reached.
+        TangentRuntimeError: a stretch whose end was never reached, or not by the change.
     """
     reached: list[Stretch] = []
 
@@ -192,7 +199,14 @@ def _hooks(
         return mode.mark(x, direct(stretch, mode.still(x)).to(x))
 
     def leave(y: Tensor, hook: Any) -> Tensor:
-        end(stretch, mode.read(y).detach())
+        change = mode.read(y)
+        if change is None:  # the skip connections alone would carry it here
+            raise TangentRuntimeError(
+                f"a change in front of layer {stretch.start} does not reach {hook.name}: something "
+                "in between drops derivatives, such as a hook that detaches the stream or replaces "
+                "it. Take off that hook."
+            )
+        end(stretch, change.detach())
         return mode.still(y)
 
     def freeze(x: Tensor, hook: Any) -> Tensor:

@@ -2,8 +2,8 @@
 
 The stream in front of layer l is the sum of the embeddings and of what the attention and the MLP of
 every earlier layer wrote: ``hook_attn_out`` and ``hook_mlp_out``, behind the norms that some models
-have there. That is checked in every pass, layer by layer: where a norm acts on the sum (BERT), the
-stream is no sum of writes, and is refused.
+have there. That is checked in every pass, layer by layer: where a norm acts on the sum (BERT) or
+a hook edits it, the stream is no sum of writes, and is refused.
 """
 
 from __future__ import annotations
@@ -14,18 +14,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tl_tangent.errors import TangentRuntimeError, TangentValueError
 from tl_tangent.geometry.linalg import full_dtype
 from tl_tangent.hooks import compat
 from tl_tangent.hooks.attention.norms import FrozenNorm, read_norm
+from tl_tangent.hooks.positions import Run
+from tl_tangent.hooks.stream.checks import check_adds_up, check_follows, relative, tolerance
 
 EMBED, POSITIONS, ATTENTION, MLP = "embed", "pos_embed", "attn", "mlp"
-
-# by bytes a number: what rounding leaves between the stream and the sum of its writes
-_TOLERANCE = {1: 0.2, 2: 5e-2, 4: 1e-4, 8: 1e-9}
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,7 @@ class LayerWrites:
         writes: in the order in which they enter the sum.
         after: the stream behind it.
         z: ``hook_z`` where it was asked for.
+        real: which tokens are no padding; None for all.
     """
 
     layer: int
@@ -54,6 +54,7 @@ class LayerWrites:
     writes: tuple[Write, ...]
     after: Float[Tensor, "batch pos d_model"]
     z: Float[Tensor, "batch pos head d_head"] | None = None
+    real: Bool[Tensor, "batch pos"] | None = None
 
 
 Receive = Callable[[LayerWrites], None]
@@ -66,7 +67,8 @@ def watching_writes(
     last: int | None = None,
     *,
     heads: bool = False,
-    edited: bool = False,
+    edited_at: int | None = None,
+    run: Run | None = None,
 ) -> Iterator[None]:
     """Call ``receive`` with the embeddings and then with every layer's writes, in every pass.
 
@@ -75,17 +77,24 @@ def watching_writes(
         receive: called once for the embeddings (layer -1) and once a layer.
         last: the last layer to watch; by default the model's.
         heads: also keep ``hook_z``.
-        edited: whether the stream is edited between layers on purpose; it is refused otherwise.
+        edited_at: in front of which layer the stream is edited on purpose; it is refused otherwise.
+        run: what the pass is about, so that its padding is not checked.
 
     Raises:
         TangentValueError: a model without a stream of blocks.
-        TangentRuntimeError: in a pass, a layer whose writes do not add up.
+        TangentRuntimeError: in a pass, a layer whose writes do not add up, a stream that is edited
+            between layers, or one that is not finite.
     """
     check_has_stream(model)
     last = model.cfg.n_layers - 1 if last is None else last
-    watch = _Watch(model, receive, heads, edited)
-    with model.hooks(fwd_hooks=watch.hooks(last)):
-        yield
+    watch = _Watch(model, receive, heads, edited_at, run)
+    front = model.hook_dict["blocks.0.hook_resid_pre"]
+    arriving = front.register_forward_pre_hook(watch.arrive)
+    try:
+        with model.hooks(fwd_hooks=watch.hooks(last)):
+            yield
+    finally:
+        arriving.remove()
 
 
 def check_has_stream(model: Any) -> None:
@@ -109,9 +118,10 @@ class _Watch:
     model: Any
     receive: Receive
     heads: bool
-    edited: bool
+    edited_at: int | None
+    run: Run | None
     noted: dict[str, Tensor] = field(default_factory=dict)
-    left: Tensor | None = None  # the stream behind the layer before
+    left: Tensor | None = None  # a copy of the stream before anything between layers saw it
 
     def hooks(self, last: int) -> list[tuple[str, Callable]]:
         known = self.model.hook_dict
@@ -130,6 +140,10 @@ class _Watch:
                 found.append((f"{block}.attn.hook_z", self._noting("z")))
         return found
 
+    def arrive(self, point: Any, given: tuple[Tensor, ...]) -> None:
+        """Keep what the embeddings leave in front of layer 0."""
+        self.left = given[0].detach().clone()
+
     def _noting(self, name: str) -> Callable:
         def note(value: Tensor, hook: Any) -> None:
             self.noted[name] = value.detach()
@@ -139,21 +153,13 @@ class _Watch:
     def _entering(self, layer: int) -> Callable:
         def enter(value: Tensor, hook: Any) -> None:
             stream = value.detach()
+            if layer != self.edited_at:
+                check_follows(layer, self.left, stream, self._real(stream))
             if layer == 0:
                 self.receive(self._embeddings(stream))
-            elif not self.edited and not self._follows(stream):
-                raise TangentRuntimeError(
-                    f"layer {layer}: the stream in front of it is not the one behind layer "
-                    f"{layer - 1}, so something edits it in between and it is no sum of what was "
-                    "written. Take off that hook or ablation."
-                )
             self.noted = {"before": stream}
 
         return enter
-
-    def _follows(self, stream: Tensor) -> bool:
-        left = self.left
-        return left is not None and _relative(stream - left, stream) < _tolerance(stream)
 
     def _embeddings(self, stream: Tensor) -> LayerWrites:
         """Token and position embeddings apart where the stream is their sum, else as one."""
@@ -161,7 +167,8 @@ class _Watch:
         writes: tuple[Write, ...] = (Write(EMBED, None, stream),)
         if token is not None and position is not None and position.shape[1:] == stream.shape[1:]:
             position = position.expand_as(stream)
-            if _relative(token + position - stream, stream) < _tolerance(stream):
+            error = relative(token + position - stream, stream, self._real(stream))
+            if error < tolerance(stream):
                 writes = (Write(EMBED, None, token), Write(POSITIONS, None, position))
         return LayerWrites(-1, torch.zeros_like(stream), writes, stream)
 
@@ -175,34 +182,18 @@ class _Watch:
                     "writes can't be told. This architecture has another kind of block there."
                 )
             writes = tuple(Write(name, layer, noted[name]) for name in (ATTENTION, MLP))
-            found = LayerWrites(layer, noted["before"], writes, after, noted.get("z"))
-            _check_adds_up(self.model, found)
-            self.left = after
+            found = LayerWrites(
+                layer, noted["before"], writes, after, noted.get("z"), self._real(after)
+            )
+            check_adds_up(self.model, found)
+            self.left = after.clone()
             self.receive(found)
 
         return leave
 
-
-def _check_adds_up(model: Any, found: LayerWrites) -> None:
-    total = found.before + sum(write.value for write in found.writes)
-    error = _relative(total - found.after, found.after)
-    if not error < _tolerance(found.after):
-        raise TangentRuntimeError(
-            f"layer {found.layer} of {getattr(model.cfg, 'model_name', None)}: resid_pre, attn_out "
-            f"and mlp_out do not add up to resid_post (largest difference {error:.1e} of a token's "
-            "largest entry). A norm or a multiplier acts on the sum, as in BERT, or something is "
-            "edited on the way: the stream is no sum of what was written, and can't be traced."
-        )
-
-
-def _relative(difference: Tensor, whole: Tensor) -> float:
-    """The largest entry of a difference over the largest of the whole, at the worst token."""
-    largest = whole.abs().amax(-1).clamp(min=1e-30)
-    return float((difference.abs().amax(-1) / largest).max())
-
-
-def _tolerance(x: Tensor) -> float:
-    return _TOLERANCE[x.dtype.itemsize]
+    def _real(self, stream: Tensor) -> Bool[Tensor, "batch pos"] | None:
+        real = None if self.run is None else self.run.real_rows(stream.shape[1])
+        return None if real is None else real.to(stream.device)
 
 
 @torch.no_grad()
@@ -233,7 +224,8 @@ def head_writes(model: Any, found: LayerWrites) -> tuple[Write, ...]:
     for norm in _output_norms(model, found.layer):
         raw = parts.sum(0)
         normed = parts if norm is None else norm.linear(parts) / norm.scale(raw)
-        if _relative(normed.sum(0) - whole, whole) < max(_tolerance(found.after), 1e-6):
+        error = relative(normed.sum(0) - whole, whole, found.real)
+        if error < max(tolerance(found.after), 1e-6):
             names = [*(f"head_{i}" for i in range(len(heads))), "attn_bias"]
             pairs = zip(names, normed, strict=True)
             return tuple(Write(name, found.layer, part) for name, part in pairs)

@@ -1,0 +1,229 @@
+"""Runs of the alignment test: any order, any interruption, and what it refuses."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from tests import families
+from tests.studies.runs import N_PIECES, SMALL, LastFirst, tokens, write_run
+from tl_tangent.errors import TangentFileError, TangentRuntimeError, TangentValueError
+from tl_tangent.geometry import SubspaceSet
+from tl_tangent.hooks.gradients.objectives import mask_tokens
+from tl_tangent.run_folder import RunFolder
+from tl_tangent.studies.alignment import alignment_test
+from tl_tangent.studies.checkpoints import CheckpointSeries
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_run(tmp_path_factory.mktemp("runs") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def series(folder):
+    return CheckpointSeries.from_folder(folder)
+
+
+@pytest.fixture(scope="module")
+def found(series):
+    return alignment_test(series, tokens(), **SMALL)
+
+
+def assert_same_tables(a, b):
+    for by in ("model", "kind"):
+        pd.testing.assert_frame_equal(a.table(by), b.table(by), check_exact=True)
+    pd.testing.assert_frame_equal(a.checkpoints, b.checkpoints, check_exact=True)
+
+
+class TestRuns:
+    def test_orders_and_executors_give_the_same_bits(self, series, found):
+        shuffled = replace(series, checkpoints=series.checkpoints[::-1])
+        assert_same_tables(found, alignment_test(shuffled, tokens(), **SMALL))
+        assert_same_tables(found, alignment_test(series, tokens(), **SMALL, executor=LastFirst()))
+
+    def test_a_run_goes_on_after_every_piece_and_repeats_none(
+        self, series, found, tmp_path, monkeypatch
+    ):
+        finish, done = RunFolder.finish, []
+
+        def finish_then_stop(folder, piece):
+            finish(folder, piece)
+            done.append(piece["piece"])
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(RunFolder, "finish", finish_then_stop)
+        for _ in range(N_PIECES):
+            with pytest.raises(KeyboardInterrupt):
+                alignment_test(series, tokens(), **SMALL, out=tmp_path)
+        assert len(set(done)) == len(done) == N_PIECES
+        again = alignment_test(series, tokens(), **SMALL, out=tmp_path)
+        assert len(done) == N_PIECES
+        assert_same_tables(found, again)
+
+    def test_large_files_are_gone_in_the_end_and_early(self, series, tmp_path, monkeypatch):
+        finish, most = RunFolder.finish, []
+
+        def look(folder, piece):
+            finish(folder, piece)
+            most.append(len(list(folder.path.glob("gradients-*"))))
+
+        monkeypatch.setattr(RunFolder, "finish", look)
+        alignment_test(series, tokens(), **SMALL, out=tmp_path)
+        assert max(most) == 2  # the pieces of one checkpoint
+        left = sorted(path.name for path in (tmp_path / "tiny").iterdir())
+        assert left == [
+            "batches.safetensors",
+            *(f"checkpoint-{step:09d}-00000" for step in (0, 1, 10, 40)),
+            "configuration.json",
+            "finished.jsonl",
+            "fit.safetensors",
+            "subspaces.safetensors",
+        ]
+
+    def test_a_process_that_was_killed_at_any_moment(self, folder, found, tmp_path):
+        script = f"""
+            import sys
+            sys.path.insert(0, {str(ROOT)!r})
+            from tests.studies.runs import SMALL, tokens
+            from tl_tangent.studies.alignment import alignment_test
+            from tl_tangent.studies.checkpoints import CheckpointSeries
+            series = CheckpointSeries.from_folder({str(folder)!r})
+            alignment_test(series, tokens(), **SMALL, out={str(tmp_path)!r})
+        """
+        run = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)])
+        notes = tmp_path / "tiny" / "finished.jsonl"
+        while run.poll() is None and (
+            not notes.exists() or notes.read_bytes().count(b"\n") < N_PIECES // 2
+        ):
+            time.sleep(0.01)
+        run.kill()
+        assert run.wait() == -signal.SIGKILL
+        assert notes.read_bytes().count(b"\n") < N_PIECES
+        scratch = tmp_path / "tiny" / ".gradients-000000001-00000-0123"
+        scratch.write_bytes(b"half")
+        again = alignment_test(
+            CheckpointSeries.from_folder(folder), tokens(), **SMALL, out=tmp_path
+        )
+        assert_same_tables(found, again)
+        assert not scratch.exists()
+
+    def test_models_with_tokens_of_their_own(self, series, found, tmp_path):
+        bert = CheckpointSeries.from_folder(
+            write_run(tmp_path / "runs" / "bert", (0, 5), "bert"), objective="masked"
+        )
+        masked = [mask_tokens(x, mask_token=3, vocabulary=64, seed=1) for x in tokens()]
+        both = alignment_test(
+            [series, bert],
+            lambda one: masked if one.objective == "masked" else tokens(),
+            **SMALL,
+            out=tmp_path / "out",
+        )
+        assert list(both.table()["model"]) == ["tiny", "bert"]
+        alone = found.table().iloc[0]
+        assert both.table().iloc[0].to_dict() == pytest.approx(alone.to_dict(), nan_ok=True)
+        assert both.headline().splitlines()[0].startswith("Early exceeds late in ")
+        assert len(both.headline().splitlines()) == 3
+        with pytest.raises(TangentValueError, match="no labels"):
+            alignment_test(bert, tokens(), **SMALL)
+
+    def test_q_t_can_be_fitted_on_other_tokens(self, series, found):
+        apart = alignment_test(series, tokens(), fit_batches=tokens(5)[3:], **SMALL)
+        told = apart.conventions["models"]["tiny"]
+        assert told["fit_batches"] != told["batches"]
+        site = "blocks.0.attn.hook_in"
+        one, two = (x.models[0].subspaces[site] for x in (found, apart))
+        assert not torch.allclose(one.basis, two.basis, atol=1e-3)
+
+    def test_without_second_moments_there_is_no_isoscore(self, series):
+        found = alignment_test(series, tokens(1), **{**SMALL, "moments": False})
+        assert "delta_tangent_early" not in found.table()
+        assert "excess_pairing_early" in found.table()
+
+
+class TestRefusals:
+    def test_neighbours_with_the_same_weights(self, series, tmp_path):
+        copy = replace(series.checkpoints[1], step=2)
+        doubled = replace(series, checkpoints=(*series.checkpoints, copy))
+        for _ in range(2):  # and the same command says so again
+            with pytest.raises(TangentValueError, match=r"step 1 \(.*step 2 \(.*same weights"):
+                alignment_test(doubled, tokens(1), **SMALL, out=tmp_path)
+
+    def test_a_checkpoint_that_changes_between_two_runs(self, tmp_path, monkeypatch):
+        folder = write_run(tmp_path / "runs" / "tiny", (0, 10))
+        series = CheckpointSeries.from_folder(folder)
+        with monkeypatch.context() as patched:
+            patched.setattr("tl_tangent.studies.study.Study._measure", None)
+            with pytest.raises(TypeError):
+                alignment_test(series, tokens(1), **SMALL, out=tmp_path / "out")
+        families.hf_model("llama", seed=5).save_pretrained(folder / "step-0")
+        with pytest.raises(TangentValueError, match="step 0 .* has changed since"):
+            alignment_test(series, tokens(1), **SMALL, out=tmp_path / "out")
+
+    def test_another_test_in_the_same_folder(self, series, tmp_path, monkeypatch):
+        monkeypatch.setattr(
+            "tl_tangent.studies.alignment.Study.measure",
+            lambda self: (SubspaceSet(), ()),
+        )
+        alignment_test(series, tokens(1), **SMALL, out=tmp_path)
+        for changed, message in (
+            ({"rank": 3}, "rank was 2 and is now 3"),
+            ({"boundary": 0.1}, "boundary was 0.3 and is now 0.1"),
+            ({"threads": 2}, "threads was 1 and is now 2"),
+        ):
+            with pytest.raises(TangentValueError, match=message):
+                alignment_test(series, tokens(1), **{**SMALL, **changed}, out=tmp_path)
+        with pytest.raises(TangentValueError, match=r"batches.sha256 was"):
+            alignment_test(series, tokens(2)[1:], **SMALL, out=tmp_path)
+
+    @pytest.mark.parametrize(
+        ("changed", "message"),
+        [
+            ({"boundary": 1.0}, "no checkpoint is late"),
+            ({"n_controls": 0}, "n_controls=0"),
+            ({"threads": 0}, "threads=0"),
+            ({"batches_per_piece": 0}, "batches_per_piece=0"),
+            ({"method": "dictionary"}, "'dictionary' is not one of pca"),
+            ({"rank": 17}, r"2 \* 17 > 32"),
+            ({"kinds": ("gat",)}, r"\['gat'\]"),
+            ({"executor": "many"}, "executor"),
+        ],
+    )
+    def test_options_that_do_not_fit(self, series, changed, message):
+        with pytest.raises(TangentValueError, match=message):
+            alignment_test(series, tokens(1), **{**SMALL, **changed})
+
+    def test_no_models_or_two_of_one_name(self, series):
+        with pytest.raises(TangentValueError, match="no series"):
+            alignment_test([], tokens(1))
+        with pytest.raises(TangentValueError, match="two series are called tiny"):
+            alignment_test([series, replace(series, objective="masked")], tokens(1))
+        with pytest.raises(TangentValueError, match="no batches"):
+            alignment_test(series, [])
+
+    def test_a_folder_that_is_a_file(self, series, tmp_path):
+        (tmp_path / "file").write_text("")
+        with pytest.raises(TangentFileError, match="can't be used as a folder"):
+            alignment_test(series, tokens(1), out=tmp_path / "file")
+
+    def test_a_lost_worker_tells_where_the_rest_is_kept(self, series, tmp_path):
+        class Broken:
+            def submit(self, function, piece):
+                raise type("BrokenExecutor", (Exception,), {})("gone")
+
+        with pytest.raises(
+            TangentRuntimeError, match="activations of step 0 .*batches 0 to 0"
+        ) as e:
+            alignment_test(series, tokens(1), **SMALL, out=tmp_path, executor=Broken())
+        assert str(tmp_path / "tiny") in str(e.value)

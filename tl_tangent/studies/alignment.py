@@ -1,0 +1,198 @@
+"""Do gradients lie in Q_T more in early than in late training, beyond controls and mechanics?"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from tl_tangent.errors import TangentValueError
+from tl_tangent.geometry.extractors import EXTRACTORS
+from tl_tangent.geometry.rank import Rank
+from tl_tangent.geometry.subspace_io import package_versions
+from tl_tangent.hooks.gradients.objectives import Batch
+from tl_tangent.hooks.positions import NOT_FIRST, PositionMask, Positions
+from tl_tangent.run_folder import RunFolder
+from tl_tangent.studies.alignment_result import AlignmentTest, MeasuredSeries
+from tl_tangent.studies.alignment_rows import CONVENTIONS, MEANING
+from tl_tangent.studies.batches import batches_of, describe_batches, save_batches
+from tl_tangent.studies.checkpoints import CheckpointSeries
+from tl_tangent.studies.executors import Runner
+from tl_tangent.studies.phases import By, Phase, check_phases, split_phases
+from tl_tangent.studies.pieces import BATCHES, FIT, Options, Plan, Ranges
+from tl_tangent.studies.study import Study, folder_name
+
+
+def alignment_test(
+    series: CheckpointSeries | Iterable[CheckpointSeries],
+    batches: Any,
+    *,
+    fit_batches: Any = None,
+    rank: Rank = 8,
+    method: str = "pca",
+    boundary: float = 0.3,
+    by: By = "step",
+    kinds: Iterable[str] | None = None,
+    layers: Iterable[int] | None = None,
+    n_controls: int = 20,
+    moments: bool = True,
+    zeta: float = 0.0,
+    positions: Positions = NOT_FIRST,
+    seed: int = 0,
+    out: str | PathLike[str] | None = None,
+    executor: Any = None,
+    batches_per_piece: int | None = None,
+    device: str | None = None,
+    threads: int = 1,
+    progress: bool = False,
+) -> AlignmentTest:
+    """Measure the gradients of a run's checkpoints in a Q_T that is fitted on its early ones.
+
+    Activations of the early checkpoints are pooled, as many rows of each, around the mean that they
+    have at their checkpoint. Q_T is fitted to them once, at every site, and is then held fixed:
+    gradients of early and late checkpoints are measured in it, in matched random normals, and under
+    the nulls of :func:`~tl_tangent.analysis.gradients.gradient_energy.gradient_energy`. Their order
+    and where they are computed does not change a bit of the result.
+
+    Args:
+        series: the checkpoints of one model, or of several.
+        batches: as that function takes them, or a function from a series to them, where models read
+            different tokens. One backward pass each, at every checkpoint.
+        fit_batches: what Q_T is fitted on, likewise; by default the same batches.
+        rank, method, positions: of the fit; see :func:`tl_tangent.fit_subspaces`.
+        boundary, by: which checkpoints are early; see
+            :func:`~tl_tangent.studies.phases.split_phases`.
+        kinds, layers: which weights; all by default.
+        n_controls: matched random normals at each site; the smallest p-value is
+            ``1 / (1 + n_controls)``.
+        moments: also keep ``sum G^T G`` of a checkpoint until IsoScore* with and without Q_T is
+            read off it (``8 d^2`` bytes a weight and piece).
+        zeta: shrinkage of IsoScore*, towards the identity of the same trace.
+        seed: of the fit and the controls.
+        out: a folder that keeps what is finished: the same call goes on from it. A cluster needs
+            one that all of its workers see.
+        executor: None for this process, a number of local processes, or an executor; see
+            :class:`~tl_tangent.studies.executors.Runner`.
+        batches_per_piece: how much a worker does at a time; all batches of a checkpoint by default.
+        device: where models are put; a GPU by default if a worker has one.
+        threads: of torch for each piece, here too. The last bits of sums depend on it.
+        progress: show progress bars with the time that is left.
+
+    Raises:
+        TangentValueError: a phase without checkpoints, neighbouring checkpoints with the same
+            weights, ``2 * rank > d``, or options that do not fit the models.
+        TangentFileError: a checkpoint that can't be loaded, or a folder that can't be used.
+        TangentRuntimeError: a loss or gradient that is not finite, or a worker lost three times.
+    """
+    many = [series] if isinstance(series, CheckpointSeries) else list(series)
+    options = Options(
+        rank=rank,
+        method=method,
+        positions=positions,
+        kinds=None if kinds is None else tuple(kinds),
+        layers=None if layers is None else tuple(layers),
+        n_controls=n_controls,
+        moments=moments,
+        zeta=zeta,
+        seed=seed,
+        device=device,
+        threads=threads,
+    )
+    _check(many, options, batches_per_piece)
+    settings = {
+        **vars(options),
+        "positions": PositionMask(positions).description,
+        "boundary": boundary,
+        "by": by,
+        "batches_per_piece": batches_per_piece,
+    }
+    found = []
+    with _folder(out) as folder, Runner(executor) as runner:
+        RunFolder(folder, settings)
+        for one in many:
+            own = batches_of(batches, one, one.objective)
+            fit = own if fit_batches is None else batches_of(fit_batches, one)
+            phases = split_phases(one.steps, boundary=boundary, by=by, total=one.total_steps)
+            check_phases(phases, one.steps)
+            told = _described(one, phases, own, fit)
+            inside = RunFolder(folder / folder_name(one.name), told)
+            save_batches(inside.path / BATCHES, own)
+            save_batches(inside.path / FIT, fit)
+            fit_ranges, ranges = (_ranges(len(some), batches_per_piece) for some in (fit, own))
+            study = Study(
+                one,
+                early=tuple(
+                    c for c, p in zip(one.checkpoints, phases, strict=True) if p == "early"
+                ),
+                plan=Plan(str(inside.path), one.objective, fit_ranges, ranges, options),
+                folder=inside,
+                runner=runner,
+                temporary=out is None,
+                progress=progress,
+            )
+            found.append(MeasuredSeries(one.name, phases, *study.measure(), told))
+    conventions = {
+        "settings": json.loads(json.dumps(settings)),
+        "models": {one.name: dict(one.conventions) for one in found},
+        **CONVENTIONS,
+        "meaning": dict(MEANING),
+        "versions": {**package_versions(), "python": sys.version.split()[0]},
+    }
+    return AlignmentTest(tuple(found), conventions)
+
+
+def _check(many: Sequence[CheckpointSeries], options: Options, batches_per_piece: Any) -> None:
+    if not many:
+        raise TangentValueError("there is no series of checkpoints: give at least one")
+    names = [folder_name(one.name) for one in many]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise TangentValueError(
+            f"two series are called {twice[0]}: give each a name of its own, by "
+            "dataclasses.replace(series, name=...)"
+        )
+    methods = [name for name in EXTRACTORS if name != "dictionary"]
+    if options.method not in methods:
+        raise TangentValueError(f"method {options.method!r} is not one of {', '.join(methods)}")
+    numbers = {
+        "n_controls": options.n_controls,
+        "threads": options.threads,
+        "batches_per_piece": batches_per_piece,
+    }
+    for name, value in numbers.items():
+        if value is not None and value < 1:
+            raise TangentValueError(f"{name}={value} must be 1 or more")
+
+
+@contextmanager
+def _folder(out: str | PathLike[str] | None) -> Iterator[Path]:
+    """Yield the folder of the results, or one that is gone afterwards."""
+    if out is not None:
+        yield Path(out).resolve()
+        return
+    with tempfile.TemporaryDirectory(prefix="tl_tangent-") as path:
+        yield Path(path)
+
+
+def _ranges(n: int, size: int | None) -> Ranges:
+    size = size or n
+    return tuple((start, min(start + size, n)) for start in range(0, n, size))
+
+
+def _described(
+    series: CheckpointSeries, phases: Sequence[Phase], batches: list[Batch], fit: list[Batch]
+) -> dict[str, Any]:
+    """Return what decides the numbers of one series, JSON-able."""
+    told = vars(series) | {
+        "objective": getattr(series.objective, "__qualname__", series.objective),
+        "checkpoints": [dict(vars(one)) for one in series.checkpoints],
+        "phases": list(phases),
+        "batches": describe_batches(batches),
+        "fit_batches": describe_batches(fit),
+    }
+    return json.loads(json.dumps(told))

@@ -1,0 +1,228 @@
+"""What an alignment test found: tables by phase and by checkpoint, a headline and a picture."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from tl_tangent.analysis.gradients.rows import grouped_rows
+from tl_tangent.errors import TangentValueError
+from tl_tangent.geometry import SubspaceSet
+from tl_tangent.geometry.display import html_table
+from tl_tangent.run_folder import RunFolder
+from tl_tangent.studies.alignment_rows import (
+    GROUPS,
+    Group,
+    checkpoint_rows,
+    phase_summary,
+    weights_by,
+)
+from tl_tangent.studies.measured import MeasuredCheckpoint
+from tl_tangent.studies.phases import PHASES, Phase
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+By = Literal["weight", "checkpoint", "kind", "layer", "side"]
+BY: tuple[By, ...] = ("weight", "checkpoint", "kind", "layer", "side")
+FILES = TABLE, CHECKPOINTS, PICTURE, REPORT = (
+    "table.csv",
+    "checkpoints.csv",
+    "curve.png",
+    "align.json",
+)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MeasuredSeries:
+    """One model.
+
+    Attributes:
+        name: of the model.
+        phases: of its checkpoints.
+        subspaces: Q_T at every site.
+        checkpoints: what was measured of each, in the order of their steps.
+        conventions: which checkpoints and batches, JSON-able.
+    """
+
+    name: str
+    phases: tuple[Phase, ...]
+    subspaces: SubspaceSet
+    checkpoints: tuple[MeasuredCheckpoint, ...]
+    conventions: Mapping[str, Any]
+
+    def of_phase(self, phase: Phase) -> list[MeasuredCheckpoint]:
+        """Return the checkpoints of a phase."""
+        pairs = zip(self.checkpoints, self.phases, strict=True)
+        return [checkpoint for checkpoint, own in pairs if own == phase]
+
+    def table(self, by: Group = "model") -> list[dict[str, Any]]:
+        """Return one row a group of weights, early and late side by side."""
+        groups = weights_by(self.checkpoints[0].statistics.labels, by)
+        return [self._table_row(by, value, weights) for value, weights in groups.items()]
+
+    def _table_row(self, by: Group, value: Any, weights: list[int]) -> dict[str, Any]:
+        found = {phase: phase_summary(self.of_phase(phase), weights) for phase in PHASES}
+        names = dict.fromkeys(name for phase in PHASES for name in found[phase])
+        return {
+            "model": self.name,
+            **({} if by == "model" else {by: value}),
+            "weights": len(weights),
+            **{f"checkpoints_{phase}": len(self.of_phase(phase)) for phase in PHASES},
+            **{
+                f"{name}_{phase}": found[phase].get(name, math.nan)
+                for name in names
+                for phase in PHASES
+            },
+        }
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AlignmentTest:
+    """What was found, for one model or several.
+
+    Attributes:
+        models: each with its checkpoints.
+        conventions: how the numbers came about, JSON-able; ``meaning`` has the columns.
+    """
+
+    models: tuple[MeasuredSeries, ...]
+    conventions: Mapping[str, Any]
+
+    @property
+    def checkpoints(self) -> pd.DataFrame:
+        """One row a checkpoint and weight."""
+        return self.to_dataframe()
+
+    def to_dataframe(self, by: By = "weight") -> pd.DataFrame:
+        """Return one row a checkpoint and weight, or a checkpoint and kind, layer or side.
+
+        "checkpoint" gives one row a checkpoint. Of several weights the geometric mean of ratios is
+        told, and the mean of the rest.
+
+        Raises:
+            TangentValueError: another ``by``.
+        """
+        import pandas as pd
+
+        if by not in BY:
+            raise TangentValueError(f"by is one of {', '.join(BY)}, got {by!r}")
+        rows = []
+        for model in self.models:
+            for phase, one in zip(model.phases, model.checkpoints, strict=True):
+                told = {"model": model.name, "step": one.step, "phase": phase, "loss": one.loss}
+                own = checkpoint_rows(one)
+                found = (
+                    own if by == "weight" else grouped_rows(own, {"checkpoint": "step"}.get(by, by))
+                )
+                rows += [told | row for row in found]
+        return pd.DataFrame(rows)
+
+    def table(self, by: Group = "model") -> pd.DataFrame:
+        """Return one row a model, with early and late columns; or one a model and kind, and so on.
+
+        Raises:
+            TangentValueError: another ``by``.
+        """
+        import pandas as pd
+
+        if by not in GROUPS:
+            raise TangentValueError(f"by is one of {', '.join(GROUPS)}, got {by!r}")
+        return pd.DataFrame([row for model in self.models for row in model.table(by)])
+
+    def headline(self) -> str:
+        """State whether early exceeds late, and how much of that is mechanical."""
+        rows = self.table().to_dict("records")
+        lines = [_line({str(k): v for k, v in row.items()}) for row in rows]
+        if len(rows) > 1:
+            count = {
+                name: sum(row[f"{name}_early"] > row[f"{name}_late"] for row in rows)
+                for name in ("energy_ratio", "excess_pairing")
+                if f"{name}_early" in rows[0]
+            }
+            first = f"Early exceeds late in {count['energy_ratio']} of {len(rows)} models"
+            if "excess_pairing" in count:
+                first += f", and in {count['excess_pairing']} beyond what is mechanical"
+            lines.insert(0, first + ".")
+        return "\n".join(lines)
+
+    def plot(self) -> Figure:
+        """Draw the ratios, what is mechanical of them, and the loss, over the steps."""
+        from tl_tangent.views.alignment_figure import draw_alignment  # the one step up a floor
+
+        return draw_alignment(self.to_dataframe("checkpoint"))
+
+    def save(self, folder: str | PathLike[str], command: str | None = None) -> list[Path]:
+        """Write table.csv (by model, kind and side), checkpoints.csv, curve.png and align.json.
+
+        Raises:
+            TangentValueError: the folder holds a test of other settings.
+            TangentFileError: it can't be written.
+        """
+        import pandas as pd
+
+        out = RunFolder(folder, self.conventions["settings"])
+        parts = [self.table(by) for by in ("model", "kind", "side")]
+        table = pd.concat(parts, ignore_index=True)
+        ahead = [name for name in ("model", "kind", "side") if name in table]
+        table = table[[*ahead, *(name for name in table if name not in ahead)]]
+        told = {
+            "command": command,
+            "headline": self.headline(),
+            "files": {"table": TABLE, "checkpoints": CHECKPOINTS, "picture": PICTURE},
+            "conventions": self.conventions,
+        }
+        return [
+            out.write(TABLE, lambda path: table.to_csv(path, index=False)),
+            out.write(CHECKPOINTS, lambda path: self.checkpoints.to_csv(path, index=False)),
+            out.write(PICTURE, lambda path: self.plot().savefig(path, dpi=130, format="png")),
+            out.write_text(REPORT, json.dumps(told, indent=2) + "\n"),
+        ]
+
+    def __repr__(self) -> str:
+        return f"AlignmentTest of {', '.join(one.name for one in self.models)}: {self.headline()}"
+
+    def _repr_html_(self) -> str:
+        rows = self.table().round(4).astype(object).to_dict("records")
+        return html_table([{str(k): v for k, v in row.items()} for row in rows], self.headline())
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    """Tell one model."""
+    parts = [
+        f"in {phase} training ({_count(row[f'checkpoints_{phase}'])}) "
+        f"{row.get(f'energy_ratio_{phase}', math.nan):.3g} times "
+        f"(p = {row.get(f'p_value_{phase}', math.nan):.3g})"
+        for phase in PHASES
+    ]
+    exceeds = row.get("energy_ratio_early", 0) > row.get("energy_ratio_late", math.inf)
+    told = (
+        f"{row['model']}: of the gradient energy Q_T holds {parts[0]} what an average matched "
+        f"normal subspace holds, {parts[1]}: early {'exceeds' if exceeds else 'does not exceed'} "
+        "late."
+    )
+    if "pairing_ratio_early" not in row:
+        return told
+    null = {phase: row[f"pairing_ratio_{phase}"] for phase in PHASES}
+    excess = {phase: row[f"excess_pairing_{phase}"] for phase in PHASES}
+    lead, left = (_over(one["early"], one["late"]) for one in (null, excess))
+    return (
+        f"{told} Paired at random, the same activations and output gradients would give "
+        f"{null['early']:.3g} early and {null['late']:.3g} late; the excess over that is "
+        f"{excess['early']:.3g} and {excess['late']:.3g}. Early that ratio is {lead * left:.3g} "
+        f"times what it is late: a factor of {lead:.3g} is mechanical, and {left:.3g} is not."
+    )
+
+
+def _count(n: int) -> str:
+    return f"{n} checkpoint{'s' * (n != 1)}"
+
+
+def _over(a: float, b: float) -> float:
+    return a / b if b else math.inf
