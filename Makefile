@@ -1,5 +1,6 @@
 # The same few targets for a newcomer, a contributor and CI. Only Python and pip are assumed.
 #   make demo          set up .venv once, then run the main job on the embedded model
+#   make study         set up .venv once, then train a small model and test its gradients
 #   make test          set up .venv once, then run the tests
 #   make test-newest   the same tests against the newest TransformerLens 4.x, in .venv-newest
 #   make lint          ruff and mypy
@@ -25,7 +26,7 @@ NEWEST := requirements/newest.txt requirements/embedded.txt
 TEST_ENV := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1
 PYTEST := -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
-.PHONY: help setup setup-newest demo test test-newest lint benchmark pins clean
+.PHONY: help setup setup-newest demo study test test-newest lint benchmark pins clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -35,6 +36,9 @@ setup-newest: $(VENV_NEWEST)/.package
 
 demo: setup
 	$(BIN)/tl-tangent report --out $(OUT)/report
+
+study: setup
+	$(BIN)/tl-tangent study --out $(OUT)/study
 
 test: setup
 	$(TEST_ENV) $(BIN)/python $(PYTEST)

@@ -9,7 +9,8 @@ import pytest
 from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parent.parent
-README, STREAM = ROOT / "README.md", ROOT / "docs" / "residual_stream.md"
+README, DOCS = ROOT / "README.md", ROOT / "docs"
+STREAM, GRADIENTS = DOCS / "residual_stream.md", DOCS / "gradient_alignment.md"
 
 
 def snippets(page: Path = README) -> list[str]:
@@ -39,6 +40,7 @@ def test_snippets_are_short():
     [
         (README, ["heads.html", "ledger.png", "tokens.html"]),
         (STREAM, ["ledger.png", "tokens.html", "changes.html", "gains.png", "recovery.png"]),
+        (GRADIENTS, ["gradients.png"]),
     ],
     ids=lambda page: getattr(page, "stem", None),
 )

@@ -44,6 +44,9 @@ from tl_tangent.hooks.attach import ablating, attach, attached, detach, tangents
 from tl_tangent.hooks.attention.terms import attention_terms
 from tl_tangent.hooks.fit import collect, fit_subspaces
 from tl_tangent.hooks.untrained import untrained
+from tl_tangent.studies.alignment import alignment_test
+from tl_tangent.studies.alignment_result import AlignmentTest
+from tl_tangent.studies.checkpoints import CheckpointSeries
 from tl_tangent.studies.recorder import GradientRecorder
 from tl_tangent.studies.run_records import GradientRun
 
@@ -56,10 +59,12 @@ except PackageNotFoundError:  # a source tree that is not installed
     __version__ = "0+unknown"
 
 __all__ = [
+    "AlignmentTest",
     "AttentionScoreSplit",
     "AttentionTermLosses",
     "AttentionTermOrders",
     "AttentionTermShares",
+    "CheckpointSeries",
     "GradientEnergy",
     "GradientRecorder",
     "GradientRun",
@@ -80,6 +85,7 @@ __all__ = [
     "TangentValueError",
     "TransferGains",
     "ablating",
+    "alignment_test",
     "attach",
     "attached",
     "attention_pattern_divergence",

@@ -1,4 +1,4 @@
-"""The command line: ``tl-tangent report`` and ``tl-tangent align``."""
+"""The command line: ``tl-tangent report``, ``tl-tangent align`` and ``tl-tangent study``."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tl_tangent.errors import TangentError
 if TYPE_CHECKING:
     from tl_tangent.report import ReportOptions
     from tl_tangent.studies.align_run import AlignOptions
+    from tl_tangent.studies.alignment_result import AlignmentTest
 
 METHODS = ("pca", "svd", "ica", "nmf", "seminmf", "kmeans")
 DTYPES = ("float32", "float64", "bfloat16", "float16")
@@ -46,6 +47,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True)
     _add_report(commands)
     _add_align(commands)
+    _add_study(commands)
     return top
 
 
@@ -144,6 +146,27 @@ def _add_workers(command: argparse.ArgumentParser) -> None:
     add("--no-progress", action="store_true", help="no progress bars")
 
 
+def _add_study(commands: Any) -> None:
+    command = commands.add_parser(
+        "study",
+        help="train a small model twice, once on shuffled labels, and run the test on both",
+        description="Train a small language model on the docstrings of the installed packages, "
+        "once as it should be and once on shuffled labels, record the gradients of every step, and "
+        "run the alignment test on the checkpoints of both. A study that was stopped goes on by "
+        "the same command.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = command.add_argument
+    add("--steps", type=int, default=500, help="updates of each run")
+    add("--rank", type=int, default=8, help="of Q_T")
+    add("--controls", type=int, default=20, help="matched random subspaces a site")
+    add("--rows", type=int, default=64, help="validation rows gradients are measured on")
+    add("--seed", type=int, default=0, help="of weights, order of rows, shuffles")
+    add("--out", type=Path, default=Path("out/study"), help="folder of the results")
+    add("--no-progress", action="store_true", help="no progress bars")
+    command.set_defaults(run=study)
+
+
 def _rank(text: str) -> int | float | str:
     for kind in (int, float):
         try:
@@ -201,15 +224,19 @@ def align(options: argparse.Namespace, command: str) -> int:
     from tl_tangent.studies.alignment_result import FILES
 
     found = run_align(_align_options(options), command)
+    _print_tables(found)
+    print(found.headline())
+    print(f"\nWritten to {options.out}: {', '.join(FILES)}")
+    return 0
+
+
+def _print_tables(found: AlignmentTest) -> None:
     number = "{:.4g}".format
     print(found.table().T.to_string(header=False, float_format=number), end="\n\n")
     for by in ("kind", "side"):
         table = found.table(by)
         shown = [name for name in table if name.startswith(("model", by, *BRIEF))]
         print(table[shown].to_string(index=False, float_format=number), end="\n\n")
-    print(found.headline())
-    print(f"\nWritten to {options.out}: {', '.join(FILES)}")
-    return 0
 
 
 def _align_options(given: argparse.Namespace) -> AlignOptions:
@@ -223,6 +250,26 @@ def _align_options(given: argparse.Namespace) -> AlignOptions:
     if values["pattern"] is None:
         del values["pattern"]
     return AlignOptions(**values)
+
+
+def study(options: argparse.Namespace, command: str) -> int:
+    """Train and test, then print the tables, the finding and the files."""
+    from tl_tangent.studies.small_options import SmallRunOptions
+    from tl_tangent.studies.small_study import small_study
+
+    found = small_study(
+        options.out,
+        SmallRunOptions(steps=options.steps, seed=options.seed),
+        rank=options.rank,
+        n_controls=options.controls,
+        rows=options.rows,
+        progress=not options.no_progress,
+    )
+    _print_tables(found.alignment)
+    print(found.headline())
+    files = [str(path.relative_to(options.out)) for path in found.save(options.out, command)]
+    print(f"\nWritten to {options.out}: {', '.join(files)}")
+    return 0
 
 
 if __name__ == "__main__":

@@ -66,6 +66,16 @@ def test_the_control_is_measured_on_shuffled_labels():
         assert torch.equal(batch.labels.flatten().sort()[0], own.tokens.flatten().sort()[0])
 
 
+def test_it_writes_tables_and_pictures(found):
+    folder = found.runs[MAIN].folder.parent
+    names = {str(path.relative_to(folder)) for path in found.save(folder, "the command")}
+    runs = {"trained/steps.png", "shuffled-labels/steps.png"}
+    assert names == runs | {
+        f"alignment/{name}" for name in ("table.csv", "checkpoints.csv", "curve.png", "align.json")
+    }
+    assert all((folder / name).stat().st_size > 500 for name in names)
+
+
 def test_a_study_that_was_stopped_ends_as_an_undisturbed_one(found, tmp_path, monkeypatch):
     def stop(*args, **kwargs):
         raise KeyboardInterrupt

@@ -59,6 +59,19 @@ class SmallStudy:
             f"{run.baselines.unigram:.2f}). {self.alignment.headline()}"
         )
 
+    def save(self, out: str | os.PathLike[str], command: str | None = None) -> list[Path]:
+        """Write the test's tables and curve into ``alignment``, and a picture into each run.
+
+        Raises:
+            TangentError: as :meth:`AlignmentTest.save`.
+        """
+        written = self.alignment.save(Path(out) / "alignment", command)
+        for name, records in self.records.items():
+            picture = self.runs[name].folder / "steps.png"
+            records.plot().savefig(picture, dpi=130)
+            written.append(picture)
+        return written
+
     def plot(self) -> Figure:
         """Draw energy ratios over the checkpoints of both runs; a matplotlib figure."""
         return self.alignment.plot()

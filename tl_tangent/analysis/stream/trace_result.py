@@ -38,8 +38,8 @@ class ResidualTrace:
 
     @property
     def closing_error(self) -> float:
-        """The largest norm, over tokens and depths, of stream minus sum of writes, in its tangent
-        or its normal part, over the norm of the stream."""
+        """The largest norm, over tokens and depths, of stream minus sum of writes, over the norm of
+        the stream; no part of the stream is missing more."""
         return self.ledger.closing_error
 
     @property

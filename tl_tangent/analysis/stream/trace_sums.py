@@ -178,14 +178,11 @@ class TraceSums:
             self._vectors.append(vectors)
 
     def _close(self, at: Position, after: Float[Tensor, "row d"]) -> None:
-        """Compare the stream with the sum of all writes so far, part by part."""
+        """Compare the stream with the sum of all writes so far."""
         if len(after) == 0:
             return
-        missing = after - at.frame.mean - at.centred
-        tangent = (missing @ at.frame.bases[0]).square().sum(-1)
-        normal = missing.square().sum(-1) - tangent
-        size = after.norm(dim=-1).clamp(min=torch.finfo(after.dtype).tiny)
-        error = tangent.maximum(normal).sqrt() / size
+        missing = (after - at.frame.mean - at.centred).norm(dim=-1)
+        error = missing / after.norm(dim=-1).clamp(min=torch.finfo(after.dtype).tiny)
         self.closing_error = max(self.closing_error, float(error.max()))
 
     def end(self) -> None:
