@@ -19,7 +19,6 @@ from transformer_lens.model_bridge.generalized_components import (
     UnembeddingBridge,
 )
 from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
-from transformers.models.modernbert.modeling_modernbert import apply_rotary_pos_emb
 
 from tl_tangent.hooks.adapters.encoder import MaskedLMAdapter
 
@@ -78,7 +77,9 @@ class ModernBertAttention(JointQKVPositionEmbeddingsAttentionBridge):
     def _apply_rotary_pos_emb(
         self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor, Tensor]:
-        q, k = apply_rotary_pos_emb(q, k, cos, sin)
+        from transformers.models.modernbert import modeling_modernbert as hf
+
+        q, k = hf.apply_rotary_pos_emb(q, k, cos, sin)
         return self.hook_rot_q(q), self.hook_rot_k(k)
 
     def _softmax_dropout_pattern(

@@ -65,9 +65,9 @@ def check_follows(
     Raises:
         TangentRuntimeError: something edits it in between, or it is not finite.
     """
-    if left is not None and torch.equal(stream, left):
-        return
-    if left is not None and relative(stream - left, stream, real) < tolerance(stream):
+    if left is not None and (
+        torch.equal(stream, left) or relative(stream - left, stream, real) < tolerance(stream)
+    ):
         return
     _check_finite(layer, stream, real, "in front of it")
     source = f"the one behind layer {layer - 1}" if layer else "what the embeddings wrote"
