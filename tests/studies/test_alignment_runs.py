@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,25 +91,30 @@ class TestRuns:
             "subspaces.safetensors",
         ]
 
-    def test_a_process_that_was_killed_at_any_moment(self, folder, found, tmp_path):
+    def test_a_process_that_was_killed_half_way(self, folder, found, tmp_path):
         script = f"""
-            import sys
+            import os, signal, sys
             sys.path.insert(0, {str(ROOT)!r})
             from tests.studies.runs import SMALL, tokens
+            from tl_tangent.run_folder import RunFolder
             from tl_tangent.studies.alignment import alignment_test
             from tl_tangent.studies.checkpoints import CheckpointSeries
+            finish, finished = RunFolder.finish, []
+
+            def finish_and_die(folder, piece):
+                finish(folder, piece)
+                finished.append(piece)
+                if len(finished) == {N_PIECES // 2}:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            RunFolder.finish = finish_and_die
             series = CheckpointSeries.from_folder({str(folder)!r})
             alignment_test(series, tokens(), **SMALL, out={str(tmp_path)!r})
         """
-        run = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)])
+        run = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=False)
         notes = tmp_path / "tiny" / "finished.jsonl"
-        while run.poll() is None and (
-            not notes.exists() or notes.read_bytes().count(b"\n") < N_PIECES // 2
-        ):
-            time.sleep(0.01)
-        run.kill()
-        assert run.wait() == -signal.SIGKILL
-        assert notes.read_bytes().count(b"\n") < N_PIECES
+        assert run.returncode == -signal.SIGKILL
+        assert notes.read_bytes().count(b"\n") == N_PIECES // 2
         scratch = tmp_path / "tiny" / ".gradients-000000001-00000-0123"
         scratch.write_bytes(b"half")
         again = alignment_test(
