@@ -97,6 +97,8 @@ def test_an_interrupt_ends_the_workers_too_and_quietly(paths, whole, tmp_path):
         env=environment,
         stderr=subprocess.PIPE,
         text=True,
+        # what a shell starts in its background ignores interrupts, and so would this process
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     notes = tmp_path / "tiny" / "finished.jsonl"
     while run.poll() is None and not (tmp_path / "tiny" / "fit.safetensors").exists():
