@@ -15,6 +15,10 @@ def slow_square(x):
     return x * x
 
 
+def nap(seconds):
+    time.sleep(seconds)
+
+
 def fail(x):
     raise ZeroDivisionError(f"piece {x}")
 

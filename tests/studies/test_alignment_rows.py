@@ -45,6 +45,9 @@ def test_the_p_value_is_that_of_the_mean_logarithm():
     assert phase_summary([one, two], [0])["p_value"] == 1 / 3
     three = made_up(3, [[1.0, 0.0, 3.0]], [8.0])
     assert phase_summary([one, two, three], [0])["p_value"] == 2 / 3
+    long = made_up(4, [[4.0, 6.0, 1.0]], [8.0])  # a long gradient outweighs no other
+    short = made_up(5, [[1.0, 0.1, 0.1]], [8.0])
+    assert phase_summary([long, short], [0])["p_value"] == 1 / 3
 
 
 def test_the_p_value_of_changes_of_isoscore():

@@ -163,6 +163,8 @@ class TestRefusals:
         for _ in range(2):  # and the same command says so again
             with pytest.raises(TangentValueError, match=r"step 1 \(.*step 2 \(.*same weights"):
                 alignment_test(doubled, tokens(1), **SMALL, out=tmp_path)
+        noted = (tmp_path / "tiny" / "finished.jsonl").read_text().splitlines()
+        assert len(noted) == 3  # steps 0, 1 and 2, and nothing more the second time
 
     def test_a_checkpoint_that_changes_between_two_runs(self, tmp_path, monkeypatch):
         folder = write_run(tmp_path / "runs" / "tiny", (0, 10))

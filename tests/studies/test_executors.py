@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -92,6 +93,15 @@ def test_an_error_cancels_what_waits():
         outcomes(Runner(pool), work)
     pool.shutdown()
     assert len(started) < len(SQUARES)
+
+
+def test_local_processes_are_stopped_in_the_middle_of_a_piece():
+    def stop(piece, outcome):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), Runner(2) as runner:
+        runner.run(jobs.nap, [60, 0], stop)
+    assert not multiprocessing.active_children()
 
 
 def test_the_bar_shows_pieces_and_the_time_that_is_left(capsys):
