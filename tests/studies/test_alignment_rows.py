@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tl_tangent.analysis.gradients.removals import Removals
 from tl_tangent.analysis.gradients.statistics import GradientStatistics, Label
 from tl_tangent.geometry.token_energies import KINDS
 from tl_tangent.studies.alignment_rows import phase_summary
-from tl_tangent.studies.measured import MeasuredCheckpoint, Removals
+from tl_tangent.studies.measured import MeasuredCheckpoint
 
 
 def made_up(step: int, energies: list[list[float]], totals: list[float], deltas=None):

@@ -11,11 +11,13 @@ import torch
 
 from tests.studies.runs import tokens, write_run
 from tl_tangent.analysis.gradients.gradient_energy import gradient_energy
+from tl_tangent.analysis.gradients.probe import normal_stack
 from tl_tangent.analysis.gradients.statistics import GradientStatistics
 from tl_tangent.errors import TangentFileError, TangentValueError
 from tl_tangent.geometry import SubspaceSet
 from tl_tangent.geometry.energy import moment_energies
 from tl_tangent.geometry.fitter_io import load_fitters, merge_fitters
+from tl_tangent.geometry.linalg import on_threads
 from tl_tangent.geometry.removal import removal
 from tl_tangent.hooks.gradients.objectives import Batch
 from tl_tangent.studies.batches import (
@@ -25,7 +27,7 @@ from tl_tangent.studies.batches import (
     save_batches,
 )
 from tl_tangent.studies.checkpoints import CheckpointSeries
-from tl_tangent.studies.measured import MeasuredCheckpoint, measured_of, normal_stacks
+from tl_tangent.studies.measured import MeasuredCheckpoint, measured_of
 from tl_tangent.studies.pieces import (
     BATCHES,
     FIT,
@@ -34,7 +36,6 @@ from tl_tangent.studies.pieces import (
     Piece,
     Plan,
     gradient_pieces,
-    on_threads,
     run_piece,
 )
 
@@ -141,7 +142,9 @@ def test_a_checkpoint_is_added_up_and_its_second_moments_are_read_off(plan, part
     assert torch.equal(found.statistics.energies, both.energies) and not found.statistics.moments
     assert found.loss == both.loss / 3
     subspaces = SubspaceSet.load(f"{plan.folder}/{SUBSPACES}")
-    stacks = normal_stacks(subspaces, set(subspaces), CONTROLS, OPTIONS.seed)
+    stacks = {
+        site: normal_stack(site, subspaces[site], CONTROLS, OPTIONS.seed) for site in subspaces
+    }
     for i, label in enumerate(both.labels):
         moment, stacked = both.moments[label.name], stacks[label.site]
         # the same normals as in the gradients: the energies of the second moment are theirs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from jaxtyping import Bool, Float
@@ -30,18 +30,23 @@ def canonical_signs(basis: Float[Tensor, "*head d rank"]) -> Float[Tensor, "*hea
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
+def on_threads(threads: int) -> Iterator[None]:
+    """Give torch this number of threads, on which the last bits of its sums depend."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def one_thread() -> AbstractContextManager[None]:
     """Run small decompositions on one thread.
 
     A thin QR gains nothing from a second one, and on a machine whose cores are shared it waits for
     it a thousand times longer than it computes.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+    return on_threads(1)
 
 
 def orthonormal_columns(matrix: Float[Tensor, "*head d rank"]) -> Float[Tensor, "*head d rank"]:

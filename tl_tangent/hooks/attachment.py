@@ -20,6 +20,7 @@ from tl_tangent.hooks import compat, made
 from tl_tangent.hooks.chain import Parts
 from tl_tangent.hooks.flags import Flags
 from tl_tangent.hooks.positions import Run, run_of_forward
+from tl_tangent.hooks.provenance import check_model_name
 from tl_tangent.hooks.sites import PARTS, Site, expected_shape, find_sites, known_sites
 from tl_tangent.hooks.splice import Layer, RunBox, Stream, splice_in, splice_out
 
@@ -323,12 +324,8 @@ def check_fits(model: Any, site: Site, subspace: TangentSubspace, *, any_model: 
         raise TangentValueError(
             f"the subspace for {site.name} has a basis a head, and the site holds no heads."
         )
-    name = getattr(model.cfg, "model_name", None)
-    if not any_model and subspace.model is not None and name not in (None, subspace.model):
-        raise TangentValueError(
-            f"the subspace for {site.name} was fitted on {subspace.model!r} and this model is "
-            f"{name!r}. If that is meant, pass any_model=True."
-        )
+    if not any_model:
+        check_model_name(model, subspace, subject=f"the subspace for {site.name}")
 
 
 def check_in_place(model: Any, placed: Iterable[Placed]) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,9 +20,10 @@ from tl_tangent.geometry import SubspaceSet
 from tl_tangent.geometry.energy import check_room
 from tl_tangent.geometry.extractors import SAMPLED
 from tl_tangent.geometry.fitter_io import save_fitters
+from tl_tangent.geometry.linalg import on_threads
 from tl_tangent.geometry.rank import Rank
 from tl_tangent.hooks.gradients.find import find_weights
-from tl_tangent.hooks.gradients.objectives import Batch, Objective, logits_of
+from tl_tangent.hooks.gradients.objectives import Batch, Objective
 from tl_tangent.hooks.gradients.weight import Weights
 from tl_tangent.hooks.positions import NOT_FIRST, Positions
 from tl_tangent.loading import weights_fingerprint
@@ -131,17 +131,6 @@ def run_piece(piece: Piece) -> dict[str, Any]:
         return STAGES[piece.stage](piece)
 
 
-@contextmanager
-def on_threads(threads: int) -> Iterator[None]:
-    """Give torch this number of threads, on which the last bits of its sums depend."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def _activations(piece: Piece) -> dict[str, Any]:
     options = piece.plan.options
     model, weights, batches = _loaded(piece, FIT)
@@ -155,11 +144,7 @@ def _activations(piece: Piece) -> dict[str, Any]:
         keep_sample=options.method in SAMPLED,
         seed=options.seed,
     )
-    device = next(model.parameters()).device
-    with torch.no_grad():
-        for batch in batches:
-            with meter.watching(batch, group=piece.checkpoint.step):
-                logits_of(model, batch.to(device))
+    meter.take_in(model, batches, group=piece.checkpoint.step)
     _leave(piece.path, lambda path: save_fitters(path, meter.fitters))
     return {"fingerprint": weights_fingerprint(model)}
 

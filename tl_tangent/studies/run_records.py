@@ -16,11 +16,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tl_tangent.analysis.gradients.rows import geometric_mean
-from tl_tangent.analysis.gradients.statistics import Label, read_tensors
+from tl_tangent.analysis.gradients.statistics import GradientStatistics, Label, read_tensors
 from tl_tangent.errors import TangentFileError, TangentRuntimeError
 from tl_tangent.geometry import SubspaceSet
 from tl_tangent.geometry.energy import EnergyRatio
-from tl_tangent.geometry.token_energies import KINDS
 from tl_tangent.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -189,6 +188,7 @@ class GradientRun:
 
     def _rows(self, step: Step) -> list[dict[str, Any]]:
         found = []
+        statistics = GradientStatistics(self.labels, step.energies, step.totals)
         for row, label in enumerate(self.labels):
             told: dict[str, Any] = {
                 "step": step.step,
@@ -198,7 +198,7 @@ class GradientRun:
                 "layer": label.layer,
                 "side": label.side,
             }
-            found.append(told | _ratios(step, row, label))
+            found.append(told | _ratios(step, statistics, row))
         return found
 
     def plot(self) -> Figure:
@@ -249,25 +249,19 @@ class GradientRun:
 RATIOS = ("energy", "energy_ratio", "energy_ratio_exact", "activation_ratio", "pairing_ratio")
 
 
-def _ratios(step: Step, row: int, label: Label) -> dict[str, float]:
-    def of(energies: Tensor, total: Tensor) -> EnergyRatio | None:
-        if not float(total) > 0:
-            return None
-        return EnergyRatio.of(energies, total, d=label.d, rank=label.rank)
-
-    found = of(step.energies[row, 0], step.totals[row, 0])
+def _ratios(step: Step, statistics: GradientStatistics, row: int) -> dict[str, float]:
+    found, label = statistics.ratio(row), statistics.labels[row]
     if found is None:
         return {"energy": 0.0}
     told = {"energy": found.total, "energy_ratio_exact": found.exact_ratio}
     if found.normals:
         told["energy_ratio"] = found.ratio
-    pairing = KINDS.index("pairing")
-    null = of(step.energies[row, pairing], step.totals[row, pairing])
+    null = statistics.ratio(row, "pairing")
     if null is not None:
         told["pairing_ratio"] = null.exact_ratio
     share = step.shares.get(label.site)
-    own = None if share is None else of(share[:-1], share[-1])
-    if own is not None:
+    if share is not None and float(share[-1]) > 0:
+        own = EnergyRatio.of(share[:-1], share[-1], d=label.d, rank=label.rank)
         told["activation_ratio"] = own.exact_ratio
     return told
 

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tl_tangent.analysis.gradients.activations import fit_each
 from tl_tangent.errors import TangentValueError
 from tl_tangent.geometry import SubspaceSet
 from tl_tangent.geometry.fitter_io import merge_fitters
+from tl_tangent.geometry.linalg import on_threads
 from tl_tangent.hooks.positions import PositionMask
 from tl_tangent.run_folder import RunFolder
 from tl_tangent.studies.checkpoints import Checkpoint, CheckpointSeries
@@ -23,7 +25,6 @@ from tl_tangent.studies.pieces import (
     Plan,
     discard,
     gradient_pieces,
-    on_threads,
     run_piece,
 )
 
@@ -92,20 +93,14 @@ class Study:
             discard(piece.path)
 
     def _fitted(self, paths: Sequence[Path]) -> SubspaceSet:
-        fitters = merge_fitters(paths)
-        positions = PositionMask(self.plan.options.positions).description
-        told: dict[str, Any] = {
-            "model": self.series.name,
-            "positions": positions,
-            "metadata": {"norms_folded": False, "steps": [one.step for one in self.early]},
-        }
-        return SubspaceSet(
-            {
-                site: fitter.fit(
-                    self.plan.options.rank, self.plan.options.method, site=site, **told
-                )
-                for site, fitter in fitters.items()
-            }
+        options = self.plan.options
+        return fit_each(
+            merge_fitters(paths),
+            options.rank,
+            options.method,
+            positions=PositionMask(options.positions),
+            model=self.series.name,
+            metadata={"steps": [one.step for one in self.early]},
         )
 
     def _measure(self, notes: _Notes) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from tl_tangent.analysis.gradients.passes import borrowed
@@ -50,21 +51,26 @@ class ActivationMeter:
             for site in self._taps
         }
 
+    def take_in(self, model: Any, batches: Iterable[Batch], group: Any = None) -> None:
+        """Take in what passes in one forward pass a batch, in evaluation mode."""
+        device = next(model.parameters()).device
+        with borrowed(model), torch.inference_mode(False), torch.no_grad():
+            for batch in batches:
+                with self.watching(batch, group):
+                    logits_of(model, batch.to(device))
+
     @contextmanager
     def watching(self, batch: Batch, group: Any = None) -> Iterator[None]:
         """Take in what one forward pass of ``batch`` shows."""
-        length = batch.tokens.shape[1]
-        run = Run(length=length, real=batch.mask)
+        run = Run(length=batch.tokens.shape[1], real=batch.mask)
 
         def receive(site: str, x: Tensor) -> None:
-            chosen = run.select(self._mask, x.shape[0], length, x.device)
-            rows = x.flatten(0, 1) if chosen is None else x[chosen.expand(x.shape[:2])]
-            self.fitters[site].update(rows, group=group)
+            self.fitters[site].update(chosen_rows(x, self._mask, run), group=group)
 
         with watching_activations(self._taps, receive):
             yield
 
-    def fit(self, rank: Rank, method: str = "pca", **labels: Any) -> SubspaceSet:
+    def fit(self, rank: Rank, method: str = "pca", *, model: str | None = None) -> SubspaceSet:
         """Fit a subspace at every site.
 
         Raises:
@@ -77,10 +83,39 @@ class ActivationMeter:
                 f"no activation passed {', '.join(silent)}: was the list of batches empty, or all "
                 "of them padding?"
             )
-        told = {"positions": self._mask.description, "metadata": {"norms_folded": False}} | labels
-        return SubspaceSet(
-            {site: one.fit(rank, method, site=site, **told) for site, one in self.fitters.items()}
-        )
+        return fit_each(self.fitters, rank, method, positions=self._mask, model=model)
+
+
+def chosen_rows(
+    x: Float[Tensor, "batch pos d"], mask: PositionMask, run: Run
+) -> Float[Tensor, "row d"]:
+    """Return the activations at the positions that ``mask`` takes in a run."""
+    chosen = run.select(mask, x.shape[0], x.shape[1], x.device)
+    return x.flatten(0, 1) if chosen is None else x[chosen.expand(x.shape[:2])]
+
+
+def fit_each(
+    fitters: Mapping[str, SubspaceFitter],
+    rank: Rank,
+    method: str,
+    *,
+    positions: PositionMask,
+    model: str | None,
+    metadata: Mapping[str, Any] | None = None,
+) -> SubspaceSet:
+    """Fit a subspace to what each fitter saw at its site in a model with unfolded norms.
+
+    Raises:
+        TangentValueError: a rank that the data can't give.
+    """
+    told: dict[str, Any] = {
+        "model": model,
+        "positions": positions.description,
+        "metadata": {"norms_folded": False, **(metadata or {})},
+    }
+    return SubspaceSet(
+        {site: one.fit(rank, method, site=site, **told) for site, one in fitters.items()}
+    )
 
 
 def fit_at_weights(
@@ -99,11 +134,7 @@ def fit_at_weights(
         TangentError: as :meth:`ActivationMeter.fit`.
     """
     meter = ActivationMeter(weights, positions=positions, keep_sample=method in SAMPLED, seed=seed)
-    device = next(model.parameters()).device
-    with borrowed(model), torch.inference_mode(False), torch.no_grad():
-        for batch in batches:
-            with meter.watching(batch):
-                logits_of(model, batch.to(device))
+    meter.take_in(model, batches)
     return meter.fit(rank, method, model=name_of(model))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from tl_tangent.analysis.gradients.activations import fit_at_weights, name_of
 from tl_tangent.analysis.gradients.meter import GradientMeter
 from tl_tangent.analysis.gradients.passes import check_trainable, measure_gradients
+from tl_tangent.analysis.gradients.removals import Removals, removals_of
 from tl_tangent.analysis.gradients.rows import (
     COLUMNS,
     MEANS,
@@ -151,6 +153,10 @@ class GradientEnergy:
     stacks: Mapping[str, Tensor]
     conventions: Mapping[str, Any]
 
+    @cached_property
+    def _removals(self) -> Removals | None:
+        return removals_of(self.statistics, self.stacks, zeta=self.conventions["zeta"])
+
     def to_dataframe(self, by: By = "weight") -> pd.DataFrame:
         """Return one row a weight, or one a kind, layer or side (with geometric means of ratios).
 
@@ -161,7 +167,7 @@ class GradientEnergy:
 
         if by not in ("weight", "kind", "layer", "side"):
             raise TangentValueError(f"by is 'weight', 'kind', 'layer' or 'side', got {by!r}")
-        rows = weight_rows(self.statistics, self.stacks, zeta=self.conventions["zeta"])
+        rows = weight_rows(self.statistics, self._removals)
         frame = pd.DataFrame(rows if by == "weight" else grouped_rows(rows, by))
         return frame[[column for column in COLUMNS if column in frame]]
 

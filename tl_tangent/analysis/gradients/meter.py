@@ -17,6 +17,7 @@ from tl_tangent.errors import TangentRuntimeError
 from tl_tangent.geometry import TangentSubspace
 from tl_tangent.geometry.energy import energies, total_energy
 from tl_tangent.geometry.gram import BlockGram
+from tl_tangent.geometry.linalg import full_dtype
 from tl_tangent.geometry.token_energies import KINDS, Own, Upstream, token_energies
 from tl_tangent.hooks.gradients.watch import watching_maps
 from tl_tangent.hooks.gradients.weight import Weight, Weights
@@ -154,9 +155,7 @@ class GradientMeter:
         assert self._grams is not None
         if weight.name not in self._grams:
             self._grams[weight.name] = BlockGram(weight.d, None, gradient.device)
-        self._grams[weight.name].add(
-            gradient.to(torch.promote_types(gradient.dtype, torch.float32))
-        )
+        self._grams[weight.name].add(gradient.to(full_dtype(gradient.dtype)))
 
     def statistics(self) -> GradientStatistics:
         """Return the sums so far."""

@@ -27,10 +27,6 @@ class Probe:
     def rank(self) -> int:
         return self.subspace.rank
 
-    @property
-    def n_controls(self) -> int:
-        return self.stacked.shape[1] // self.rank - 1
-
     def on(self, like: Tensor) -> Float[Tensor, "d columns"]:
         """Return the columns on the device and in the dtype of a gradient, float32 at least."""
         return self.stacked.to(like.device, full_dtype(like.dtype))
@@ -56,19 +52,24 @@ def make_probes(
         subspace = subspaces[weight.site]
         _check(weight, subspace, n_controls)
         if weight.site not in found:
-            normals = _normals(weight.site, subspace, n_controls, seed)
-            stacked = stack_bases(subspace, normals, dtype=torch.float32)
+            stacked = normal_stack(weight.site, subspace, n_controls, seed)
             found[weight.site] = Probe(subspace, stacked)
     return found
 
 
-def _normals(
+def normal_stack(
     site: str, subspace: TangentSubspace, n_controls: int, seed: int
-) -> list[TangentSubspace]:
-    if not n_controls:  # none need no room
-        return []
-    alone = SubspaceSet({site: subspace})
-    return [one[site] for one in alone.random_normals(n_controls, seed)]
+) -> Float[Tensor, "d columns"]:
+    """Return Q_T and the normals that the site and the seed decide, side by side, in float32.
+
+    Raises:
+        TangentValueError: no room for controls.
+    """
+    normals: list[TangentSubspace] = []
+    if n_controls:  # none need no room
+        alone = SubspaceSet({site: subspace})
+        normals = [one[site] for one in alone.random_normals(n_controls, seed)]
+    return stack_bases(subspace, normals, dtype=torch.float32)
 
 
 def _check(weight: Weight, subspace: TangentSubspace, n_controls: int) -> None:

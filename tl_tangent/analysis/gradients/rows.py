@@ -6,12 +6,9 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from torch import Tensor
-
+from tl_tangent.analysis.gradients.removals import Removals
 from tl_tangent.analysis.gradients.statistics import GradientStatistics, Label
 from tl_tangent.geometry.energy import EnergyRatio
-from tl_tangent.geometry.energy_bounds import efficiency
-from tl_tangent.geometry.removal import removal
 
 WORDS = {
     "energy": "sum over batches of ||G||^2, squared units of loss per unit of weight",
@@ -42,20 +39,13 @@ MEANS = "geometric mean over weights of ratios, arithmetic mean of the rest"
 
 
 def weight_rows(
-    statistics: GradientStatistics, stacks: Mapping[str, Tensor], *, zeta: float = 0.0
+    statistics: GradientStatistics, removals: Removals | None = None
 ) -> list[dict[str, Any]]:
-    """Return one row a weight, with the columns of :data:`WORDS` that were measured.
-
-    Args:
-        statistics: the sums.
-        stacks: Q_T and its normals at each site, side by side.
-        zeta: shrinkage of the second moments, towards the identity of their trace.
-    """
-    moments = moment_rows(statistics, stacks, zeta=zeta)
-    return [
-        _row(statistics, row, label) | moments.get(label.name, {})
-        for row, label in enumerate(statistics.labels)
-    ]
+    """Return one row a weight, with the columns of :data:`WORDS` that were measured."""
+    rows = [_row(statistics, row, label) for row, label in enumerate(statistics.labels)]
+    if removals is None:
+        return rows
+    return [row | removals.row(i) if row["energy"] > 0 else row for i, row in enumerate(rows)]
 
 
 def _row(statistics: GradientStatistics, row: int, label: Label) -> dict[str, Any]:
@@ -87,11 +77,11 @@ def _mechanical(
     statistics: GradientStatistics, row: int, label: Label, found: EnergyRatio
 ) -> dict[str, Any]:
     told: dict[str, Any] = {}
-    for kind, column in (("pairing", "pairing"), ("sign_flip", "sign_flip")):
+    for kind in ("pairing", "sign_flip"):
         null = statistics.ratio(row, kind)
         if null is not None:
-            told[f"{column}_ratio"] = null.exact_ratio
-            told[f"excess_{column}"] = found.exact_excess(null)
+            told[f"{kind}_ratio"] = null.exact_ratio
+            told[f"excess_{kind}"] = found.exact_excess(null)
     if label.activation_share is not None and 0 < label.activation_share < 1:
         own = EnergyRatio(label.activation_share, (), 1.0, label.d, label.rank)
         told["activation_ratio"] = own.exact_ratio
@@ -101,30 +91,6 @@ def _mechanical(
         told["mean_part"] = mean.total / found.total
         told["energy_ratio_centred"] = centred.exact_ratio
     return told
-
-
-def moment_rows(
-    statistics: GradientStatistics,
-    stacks: Mapping[str, Tensor],
-    *,
-    zeta: float = 0.0,
-) -> dict[str, dict[str, Any]]:
-    """Return efficiency and the removal test for every weight whose second moment was kept."""
-    found: dict[str, dict[str, Any]] = {}
-    for row, label in enumerate(statistics.labels):
-        moment, ratio = statistics.moments.get(label.name), statistics.ratio(row)
-        if moment is None or ratio is None:
-            continue
-        effect = removal(moment, stacks[label.site], label.rank, zeta=zeta)
-        normals = effect.delta_normals
-        found[label.name] = {
-            "efficiency": efficiency(moment, ratio.tangent, label.rank),
-            "isoscore": effect.isoscore,
-            "delta_tangent": effect.delta_tangent,
-            "delta_normal": math.fsum(normals) / len(normals) if normals else math.nan,
-            "delta_p_value": effect.p_value if normals else math.nan,
-        }
-    return found
 
 
 RATIOS = (

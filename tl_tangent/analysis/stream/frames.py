@@ -13,8 +13,8 @@ from torch import Tensor
 from tl_tangent.errors import TangentKeyError, TangentValueError
 from tl_tangent.geometry import SubspaceSet, TangentSubspace
 from tl_tangent.geometry.ledger import Frame
-from tl_tangent.hooks.attention.norms import norms_folded
 from tl_tangent.hooks.positions import CUSTOM, NOT_FIRST, Positions
+from tl_tangent.hooks.provenance import check_model_name, check_norms_alike
 from tl_tangent.hooks.stream.writes import check_has_stream
 
 
@@ -165,17 +165,8 @@ def _check_fits(model: Any, subspace: TangentSubspace, any_model: bool) -> None:
             f"the subspace at {subspace.site} has rank {subspace.rank}, the width of the stream: "
             "nothing is normal. Truncate it to a lower rank."
         )
-    name = getattr(model.cfg, "model_name", None)
-    if not any_model and subspace.model is not None and name not in (None, subspace.model):
-        raise TangentValueError(
-            f"the subspace was fitted on {subspace.model!r} and this model is {name!r}. If that "
-            "is meant, pass any_model=True."
-        )
-    folded, here = subspace.metadata.get("norms_folded"), norms_folded(model)
-    if not any_model and None not in (folded, here) and folded != here:
-        raise TangentValueError(
-            f"the subspace was fitted where the norms' gains are{'' if folded else ' not'} folded "
-            f"into the weights, and here they are{'' if here else ' not'}: what such models write "
-            "to the stream can differ. Fit it on this model as it is. If it is meant all the same, "
-            "pass any_model=True."
+    if not any_model:
+        check_model_name(model, subspace)
+        check_norms_alike(
+            model, subspace, consequence="what such models write to the stream can differ"
         )

@@ -14,10 +14,10 @@ from tl_tangent.geometry import SubspaceSet, TangentSubspace
 from tl_tangent.hooks import compat
 from tl_tangent.hooks.attach import attached
 from tl_tangent.hooks.attention.circuit import QKCircuit, read_circuit
-from tl_tangent.hooks.attention.norms import norms_folded
 from tl_tangent.hooks.attention.split import Space
 from tl_tangent.hooks.numbers import wholes
 from tl_tangent.hooks.positions import PositionMask, Positions
+from tl_tangent.hooks.provenance import check_model_name, check_norms_alike
 
 _INPUT_SITES = ("blocks.{}.attn.hook_in", "blocks.{}.ln1.hook_out")
 _SPACES = ("input", "residual")
@@ -204,17 +204,6 @@ def _check_fits(model: Any, circuit: QKCircuit, subspace: TangentSubspace, any_m
             f"the subspace has {subspace.heads} heads and layer {circuit.layer} "
             f"{circuit.n_heads} query heads. Give one basis for all, or one a query head."
         )
-    folded, here = subspace.metadata.get("norms_folded"), norms_folded(model)
-    if not any_model and None not in (folded, here) and folded != here:
-        raise TangentValueError(
-            f"the subspace was fitted where the norms' gains are{'' if folded else ' not'} folded "
-            f"into the weights, and here they are{'' if here else ' not'}: what the attention "
-            "reads is another vector. Fit it on this model as it is. If it is meant all the same, "
-            "pass any_model=True."
-        )
-    name = getattr(model.cfg, "model_name", None)
-    if not any_model and subspace.model is not None and name not in (None, subspace.model):
-        raise TangentValueError(
-            f"the subspace was fitted on {subspace.model!r} and this model is {name!r}. If that "
-            "is meant, pass any_model=True."
-        )
+    if not any_model:
+        check_norms_alike(model, subspace, consequence="what the attention reads is another vector")
+        check_model_name(model, subspace)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from tl_tangent.errors import TangentValueError
 from tl_tangent.hooks.gradients.weight import (
+    SIDES,
     UNEMBED_SITE,
     Tap,
     Weight,
@@ -19,6 +21,8 @@ from tl_tangent.hooks.gradients.weight import (
 
 FIRST_STREAM = "blocks.0.hook_resid_pre"
 NAMES = {
+    "embed": "embed.W_E",
+    "pos": "pos_embed.W_pos",
     "q": "attn.W_Q",
     "k": "attn.W_K",
     "v": "attn.W_V",
@@ -48,6 +52,28 @@ def site_of(kind: str, layer: int) -> str:
     return f"blocks.{layer}.hook_resid_post"
 
 
+def embedding_weight(kind: str, parameter: nn.Parameter, module: Any, *, bare: bool) -> Weight:
+    """Return the token or position embedding; only a bare lookup of tokens has its two ends."""
+    reads, writes = (Tap(module, 0), Tap(module)) if kind == "embed" and bare else (None, None)
+    width = parameter.shape[1]
+    return Weight(NAMES[kind], kind, None, width, FIRST_STREAM, parameter, in_out(), reads, writes)
+
+
+def block_weight(
+    kind: str,
+    layer: int,
+    parameter: nn.Parameter,
+    matrix: Callable[[Tensor], Tensor],
+    reads: Tap,
+    writes: Tap,
+) -> Weight:
+    """Return a weight of a block, compared on the side that its kind decides."""
+    out, inside = matrix(parameter.detach()).shape
+    d = inside if SIDES[kind] == "input" else out
+    name = f"blocks.{layer}.{NAMES[kind]}"
+    return Weight(name, kind, layer, d, site_of(kind, layer), parameter, matrix, reads, writes)
+
+
 class Assembly:
     """Weights of modules, gathered one by one."""
 
@@ -59,14 +85,10 @@ class Assembly:
 
     def embedding(self, kind: str, module: Any) -> None:
         """Add the token or position embedding."""
-        weight, name = module.weight, {"embed": "embed.W_E", "pos": "pos_embed.W_pos"}[kind]
         if kind == "embed":
-            self._embedding = weight
-        plain = kind == "embed" and type(module).forward is nn.Embedding.forward  # not scaled
-        reads, writes = (Tap(module, 0), Tap(module)) if plain else (None, None)
-        self._weights.append(
-            Weight(name, kind, None, weight.shape[1], FIRST_STREAM, weight, in_out(), reads, writes)
-        )
+            self._embedding = module.weight
+        bare = type(module).forward is nn.Embedding.forward  # not scaled
+        self._weights.append(embedding_weight(kind, module.weight, module, bare=bare))
 
     def block(self, layer: int, module: nn.Module) -> None:
         """Note where the residual stream passes a block."""
@@ -76,25 +98,12 @@ class Assembly:
 
     def linear(self, kind: str, layer: int, module: Any, features: Tensor | None = None) -> None:
         """Add a linear layer of a block, or the part of a fused one."""
-        site, matrix = site_of(kind, layer), (in_out if is_conv1d(module) else out_in)(features)
+        matrix = (in_out if is_conv1d(module) else out_in)(features)
         reads, writes = Tap(module, 0), Tap(module, features=features)
-        out, inside = matrix(module.weight).shape
-        output_side = site.endswith("hook_resid_post")
-        if not output_side:
-            self._sites.setdefault(site, reads)
-        self._weights.append(
-            Weight(
-                f"blocks.{layer}.{NAMES[kind]}",
-                kind,
-                layer,
-                out if output_side else inside,
-                site,
-                module.weight,
-                matrix,
-                reads,
-                writes,
-            )
-        )
+        made = block_weight(kind, layer, module.weight, matrix, reads, writes)
+        if made.side == "input":
+            self._sites.setdefault(made.site, reads)
+        self._weights.append(made)
 
     def replaced(self, module: Any) -> None:
         """Note a fused layer that others were made from, and that takes no part in any pass."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -106,7 +106,7 @@ def _kinds(model: Any, path: str, leaf: str) -> tuple[str, ...]:
     return LEAVES[max(found, key=len)]
 
 
-def _parts(model: Any, module: Any, leaf: str, kinds: tuple[str, ...]) -> list[Tensor | None]:
+def _parts(model: Any, module: Any, leaf: str, kinds: tuple[str, ...]) -> Sequence[Tensor | None]:
     """Which features of a fused weight belong to each of its kinds."""
     if len(kinds) == 1:
         return [None]
@@ -115,9 +115,9 @@ def _parts(model: Any, module: Any, leaf: str, kinds: tuple[str, ...]) -> list[T
     heads = config.num_attention_heads
     grouped = getattr(config, "num_key_value_heads", None) or heads
     if kinds == ("gate", "in"):
-        return list(block_parts([out // 2] * 2))
+        return block_parts([out // 2] * 2)
     if config.model_type in BY_HEAD:
-        return list(head_parts(heads, 3, out // heads // 3))
+        return head_parts(heads, 3, out // heads // 3)
     if config.model_type not in IN_ORDER:
         raise TangentValueError(
             f"how {config.model_type} lays out queries, keys and values in {leaf} is not known "
@@ -125,4 +125,4 @@ def _parts(model: Any, module: Any, leaf: str, kinds: tuple[str, ...]) -> list[T
             "it apart."
         )
     width = out // (heads + 2 * grouped)
-    return list(block_parts([heads * width, grouped * width, grouped * width]))
+    return block_parts([heads * width, grouped * width, grouped * width])

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
-
-from torch import Tensor, nn
 
 from tl_tangent.errors import TangentValueError
 from tl_tangent.hooks import compat
-from tl_tangent.hooks.gradients.assemble import FIRST_STREAM, NAMES, site_of
+from tl_tangent.hooks.gradients.assemble import FIRST_STREAM, block_weight, embedding_weight
 from tl_tangent.hooks.gradients.weight import (
     UNEMBED_SITE,
     Tap,
@@ -34,9 +31,10 @@ def hooked_weights(model: Any) -> Weights:
             f"a {type(model).__name__}, or one with experts, is not known here. Accepted: a "
             "HookedTransformer with dense blocks, a bridge, a Hugging Face model."
         )
-    found = [_embedding("embed", model.embed, model.embed.W_E)]
+    bare = not model.cfg.post_embedding_ln  # else what the embedding puts out is normed
+    found = [embedding_weight("embed", model.embed.W_E, model.embed, bare=bare)]
     if model.cfg.positional_embedding_type in ("standard", "shortformer"):
-        found.append(_embedding("pos", model.pos_embed, model.pos_embed.W_pos))
+        found.append(embedding_weight("pos", model.pos_embed.W_pos, model.pos_embed, bare=bare))
     sites = {FIRST_STREAM: Tap(model.blocks[0], 0)}
     for layer, block in enumerate(model.blocks):
         sites[f"blocks.{layer}.hook_resid_post"] = Tap(block)
@@ -69,14 +67,6 @@ def hooked_weights(model: Any) -> Weights:
     return Weights(tuple(found), sites, tuple(left))
 
 
-def _embedding(kind: str, module: Any, parameter: nn.Parameter) -> Weight:
-    name = {"embed": "embed.W_E", "pos": "pos_embed.W_pos"}[kind]
-    bare = kind == "embed" and not module.cfg.post_embedding_ln  # else its output is normed
-    taps = (Tap(module, 0), Tap(module)) if bare else (None, None)
-    width = parameter.shape[1]
-    return Weight(name, kind, None, width, FIRST_STREAM, parameter, in_out(), *taps)
-
-
 def _attention(layer: int, attn: Any) -> list[Weight]:
     grouped = hasattr(attn, "_W_K")
     readers = {"q": attn.W_Q, "k": attn.W_K, "v": attn.W_V}
@@ -85,7 +75,7 @@ def _attention(layer: int, attn: Any) -> list[Weight]:
     names = {"q": "query_input", "k": "key_input", "v": "value_input"}
     points = {"q": attn.hook_q, "k": attn.hook_k, "v": attn.hook_v}
     found = [
-        _weight(
+        block_weight(
             kind,
             layer,
             parameter,
@@ -95,34 +85,22 @@ def _attention(layer: int, attn: Any) -> list[Weight]:
         )
         for kind, parameter in readers.items()
     ]
-    return [*found, _weight("o", layer, attn.W_O, head_out, Tap(attn.hook_z, axes=2), Tap(attn))]
+    return [
+        *found,
+        block_weight("o", layer, attn.W_O, head_out, Tap(attn.hook_z, axes=2), Tap(attn)),
+    ]
 
 
 def _mlp(layer: int, mlp: Any) -> list[Weight]:
     gated = hasattr(mlp, "W_gate")
     into = mlp.hook_pre_linear if gated else mlp.hook_pre
     found = [
-        _weight("in", layer, mlp.W_in, in_out(), Tap(mlp, 0), Tap(into)),
-        _weight("out", layer, mlp.W_out, in_out(), Tap(mlp.hook_post), Tap(mlp)),
+        block_weight("in", layer, mlp.W_in, in_out(), Tap(mlp, 0), Tap(into)),
+        block_weight("out", layer, mlp.W_out, in_out(), Tap(mlp.hook_post), Tap(mlp)),
     ]
     gate = (
-        [_weight("gate", layer, mlp.W_gate, in_out(), Tap(mlp, 0), Tap(mlp.hook_pre))]
+        [block_weight("gate", layer, mlp.W_gate, in_out(), Tap(mlp, 0), Tap(mlp.hook_pre))]
         if gated
         else []
     )
     return [*gate, *found]
-
-
-def _weight(
-    kind: str,
-    layer: int,
-    parameter: nn.Parameter,
-    matrix: Callable[[Tensor], Tensor],
-    reads: Tap,
-    writes: Tap,
-) -> Weight:
-    site = site_of(kind, layer)
-    out, inside = matrix(parameter.detach()).shape
-    d = out if site.endswith("hook_resid_post") else inside
-    name = f"blocks.{layer}.{NAMES[kind]}"
-    return Weight(name, kind, layer, d, site, parameter, matrix, reads, writes)
