@@ -172,6 +172,15 @@ def test_another_run_in_the_same_folder_is_refused(tmp_path):
         GradientRecorder(model, subspaces_of(model), out=tmp_path, n_controls=3)
 
 
+def test_positions_are_those_of_any_other_fit():
+    model = a_model()
+    options = {"rank": RANK, "refit_every": 9, "n_controls": 0, "positions": [1, 2, -1]}
+    with GradientRecorder(model, proxy="follow", **options) as recorder:
+        train(model, recorder, 0, 1)
+    assert {one.n_tokens for one in recorder.subspaces.values()} == {4 * 3}
+    assert {str(one.positions) for one in recorder.subspaces.values()} == {"[1, 2, -1]"}
+
+
 # What else can happen -----------------------------------------------------------------------------
 
 

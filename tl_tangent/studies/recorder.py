@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from tl_tangent.analysis.gradients.activations import ActivationMeter, name_of
+from tl_tangent.analysis.gradients.activations import ActivationMeter, chosen_rows, name_of
 from tl_tangent.analysis.gradients.meter import GradientMeter
 from tl_tangent.analysis.gradients.passes import check_trainable
 from tl_tangent.errors import TangentRuntimeError, TangentValueError
@@ -18,7 +18,7 @@ from tl_tangent.geometry.token_energies import Own
 from tl_tangent.hooks.gradients.find import find_weights
 from tl_tangent.hooks.gradients.watch import watching_activations
 from tl_tangent.hooks.gradients.weight import Weights
-from tl_tangent.hooks.positions import NOT_FIRST, Positions
+from tl_tangent.hooks.positions import NOT_FIRST, PositionMask, Positions, Run
 from tl_tangent.studies.run_records import GradientRun, Records, Step
 
 Proxy = Literal["frozen", "follow", "early"]
@@ -97,7 +97,7 @@ class GradientRecorder:
         )
         check_trainable(chosen)
         self.model, self.weights, self.proxy = model, chosen, proxy
-        self._rank, self._method, self._positions = rank, method, positions
+        self._rank, self._method, self._mask = rank, method, PositionMask(positions)
         self._refit_every, self._freeze_at = refit_every, freeze_at
         self._activations_every = activations_every
         self._options: dict[str, Any] = {"n_controls": n_controls, "seed": seed, "nulls": nulls}
@@ -235,11 +235,11 @@ class GradientRecorder:
         """Take in the activations of a forward pass: for a fit, and their share in Q_T."""
         if not (torch.is_grad_enabled() and x.ndim == 3):
             return  # not the training pass: a validation loss within the step
-        rows = _chosen(x, self._positions)
+        rows = chosen_rows(x, self._mask, Run(length=x.shape[1]))
         if self.proxy != "frozen":
             if self._activations is None:
                 self._activations = ActivationMeter(
-                    self.weights, positions=self._positions, centering="group"
+                    self.weights, positions=self._mask.rule, centering="group"
                 )
             self._activations.fitters[site].update(rows, group=self._calls // self._refit_every)
         if self._meter is not None:
@@ -252,12 +252,6 @@ class _Nothing:
     def __enter__(self) -> None: ...
 
     def __exit__(self, *error: object) -> None: ...
-
-
-def _chosen(x: Tensor, positions: Positions) -> Tensor:
-    """The rows of ``[batch, pos, d]`` that enter a fit; only "all" and "not_first" are known."""
-    kept = x[:, 1:] if positions == NOT_FIRST else x
-    return kept.flatten(0, 1)
 
 
 def _check_options(
