@@ -191,10 +191,12 @@ def seconds(job: Callable[[], None]) -> float:
     return time.perf_counter() - start
 
 
-def measure(jobs: dict[str, Callable[[], None]], repeats: int) -> dict[str, list[float]]:
+def measure(
+    jobs: dict[str, Callable[[], None]], repeats: int, *, grad: bool = False
+) -> dict[str, list[float]]:
     """Ratios to the plain pass, one a round: each job runs between two plain passes."""
     ratios: dict[str, list[float]] = {name: [] for name in jobs}
-    with torch.no_grad():
+    with torch.set_grad_enabled(grad):
         for job in jobs.values():
             job()  # warm up
         for _ in range(repeats):

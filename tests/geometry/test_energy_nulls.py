@@ -120,7 +120,7 @@ class TestParts:
         of_sum = KINDS.index("centred_gradient")  # a small rest of G, which is in float32
         others = [row for row in range(len(KINDS)) if row != of_sum]
         close(found.energies[others], exact.energies[others], rtol=2e-6)
-        close(found.energies[of_sum], exact.energies[of_sum], rtol=2e-3)
+        close(found.energies[of_sum], exact.energies[of_sum], rtol=5e-3)
         close(found.totals[others], exact.totals[others], rtol=2e-6)
         close(found.totals[of_sum], exact.totals[of_sum], rtol=2e-3)
 

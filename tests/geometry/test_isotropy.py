@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from IsoScore import IsoScore
 from jaxtyping import TypeCheckError
 
 from tl_tangent.errors import TangentValueError
@@ -93,6 +94,19 @@ class TestIsoScore:
         expected = float(six_steps(torch.cov(x.T).reshape(d, d)))
         assert float(isoscore(x)) == pytest.approx(expected, abs=1e-12)
         assert float(isoscore_from_covariance(torch.cov(x.T))) == pytest.approx(expected, abs=1e-12)
+
+    @pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
+    @pytest.mark.parametrize("shape", [(40, 4), (60, 7), (200, 64)])
+    def test_the_package_of_its_authors(self, shape: tuple[int, int]) -> None:
+        """Theirs takes the root of d in float32, so that more digits than six are not to be had."""
+        x, c0 = randn(*shape) * randn(shape[1], seed=1), torch.cov(randn(500, shape[1], seed=2).T)
+        covariance = torch.cov(x.T)
+        assert float(isoscore(x)) == pytest.approx(float(IsoScore.IsoScore(x)), abs=1e-6)
+        theirs = float(IsoScore.IsoScore_cov(covariance))
+        assert float(isoscore_from_covariance(covariance)) == pytest.approx(theirs, abs=1e-6)
+        for zeta in (0.0, 0.2, 0.75, 1.0):
+            theirs = float(IsoScore.IsoScore_star(x, c0, zeta))
+            assert float(isoscore_star(x, c0, zeta)) == pytest.approx(theirs, abs=1e-6)
 
     def test_points_and_dimensions_take_different_routes_to_one_number(self) -> None:
         x = randn(6, 6)

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_tangent.errors import TangentValueError
-from tl_tangent.geometry.energy import EnergyRatio, check_stack, total_energy
+from tl_tangent.geometry.energy import EnergyRatio, check_stack
 from tl_tangent.geometry.linalg import exact_math, full_dtype
 
 KINDS: tuple[str, ...] = (
@@ -33,7 +33,8 @@ class NullEnergies:
     """Energies of one batch, of its nulls and of its activations; those of two batches add up.
 
     Attributes:
-        energies: one row for each of :data:`KINDS`, in Q_T and then in its normals; float64.
+        energies: one row for each of :data:`KINDS`, in Q_T and then in its normals; float64. All
+            but the gradient's are NaN in normals that the vectors were not reduced in.
         totals: the energy in all directions, of each kind.
         d: width of the side that the subspaces lie in.
         rank: rank of each subspace.
@@ -64,7 +65,8 @@ class NullEnergies:
         if kind not in KINDS:
             raise TangentValueError(f"kind is one of {', '.join(KINDS)}, got {kind!r}")
         row = KINDS.index(kind)
-        return EnergyRatio.of(self.energies[row], self.totals[row], d=self.d, rank=self.rank)
+        known = self.energies[row][~self.energies[row].isnan()]
+        return EnergyRatio.of(known, self.totals[row], d=self.d, rank=self.rank)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -103,15 +105,11 @@ class Own:
         with exact_math(vectors.device):
             x = vectors.detach().to(full_dtype(vectors.dtype))
             columns = stacked.to(x)
-            centre = x.mean(0, dtype=torch.float64).to(x)
+            centre = column_sums(x) / len(x)
             away = x - centre
-            image = away @ columns
-            squares = _with_total(
-                squared_norms(image + centre @ columns, rank), squared_norms(x, x.shape[1])
-            )
-            around = _with_total(
-                squared_norms(image, rank).sum(0), squared_norms(away, x.shape[1]).sum(0)
-            )
+            image = (columns.mT @ away.mT).mT.contiguous()  # quicker so for few columns
+            squares = _with_total(squared_norms(image + centre @ columns, rank), row_squares(x))
+            around = _with_total(squared_norms(image, rank).sum(0), row_squares(away).sum(0))
             mu = centre if mean is None else mean.to(x)
             return cls(squares, around, centre, mu, len(x))
 
@@ -135,12 +133,9 @@ class Upstream:
         """Reduce the vectors of a batch."""
         with exact_math(vectors.device):
             u = vectors.detach().to(full_dtype(vectors.dtype))
-            total = u.sum(0, dtype=torch.float64)
-            return cls(
-                squares=squared_norms(u, u.shape[1]).squeeze(1),
-                sum=total,
-                spread=total_energy(u - (total / len(u)).to(u)),
-            )
+            total = column_sums(u)
+            around = row_squares(u - total / len(u)).sum()
+            return cls(row_squares(u).squeeze(1), total.double(), around)
 
     @classmethod
     def of_tokens(cls, tokens: Int[Tensor, " n"], vocabulary: int) -> Upstream:
@@ -148,6 +143,16 @@ class Upstream:
         counts = torch.bincount(tokens, minlength=vocabulary).double()
         n = len(tokens)
         return cls(counts.new_ones(n), counts, n - counts.square().sum() / n)
+
+
+def column_sums(x: Float[Tensor, "n d"]) -> Float[Tensor, " d"]:
+    """Return the sum of all rows, in their dtype, by one product."""
+    return (x.new_ones(1, len(x)) @ x).squeeze(0)
+
+
+def row_squares(x: Float[Tensor, "n d"]) -> Float[Tensor, "n 1"]:
+    """Return the squared norm of each row, in float64; the norms are those of their dtype."""
+    return torch.linalg.vector_norm(x, dim=1, keepdim=True).double().square()
 
 
 def squared_norms(x: Float[Tensor, "*row column"], rank: int) -> Float[Tensor, "*row basis"]:
@@ -174,7 +179,7 @@ def token_energies(
         upstream: those on the other side.
         gradient: ``sum_i u_i w_i^T``, the compared side last. What is left of it without its mean
             part is no more precise than the whole of it.
-        stacked: the bases that ``own`` was reduced in.
+        stacked: Q_T and its normals; ``own`` was reduced in all of them, or in the first few.
         rank: number of columns of each basis.
 
     Raises:
@@ -185,23 +190,41 @@ def token_energies(
         g = gradient.detach().to(full_dtype(gradient.dtype))
         columns = stacked.to(g)
         image, constant = g @ columns, upstream.sum.square().sum()
-        at_centre = _and_whole(own.centre.to(g), columns, rank)
-        at_mu = _and_whole(own.mu.to(g), columns, rank)
-        about = g - torch.outer(upstream.sum.to(g), own.mu.to(g))
+        own_columns = columns[:, : rank * (own.squares.shape[1] - 1)]
+        at_centre = _and_whole(own.centre.to(g), own_columns, rank)
+        at_mu = _and_whole(own.mu.to(g), own_columns, rank)
         away = own.centre.double() - own.mu.double()
         kinds = {
-            "gradient": _with_total(squared_norms(image, rank).sum(0), total_energy(g)[None]),
-            "centred_gradient": _with_total(
-                squared_norms(about @ columns, rank).sum(0), total_energy(about)[None]
+            "gradient": _with_total(squared_norms(image, rank).sum(0), row_squares(g).sum(0)),
+            "centred_gradient": _about_mu(
+                g, image, upstream.sum.to(g), own.mu.to(g), own_columns, rank
             ),
             "mean_part": constant * at_mu,
             "sign_flip": upstream.squares @ own.squares,
             "pairing": constant * at_centre + upstream.spread * own.spread / max(own.n - 1, 1),
             "activations": own.squares.sum(0),
-            "centred_activations": own.spread + own.n * _and_whole(away.to(g), columns, rank),
+            "centred_activations": own.spread + own.n * _and_whole(away.to(g), own_columns, rank),
         }
-        found = torch.stack([kinds[kind] for kind in KINDS])
-    return NullEnergies(found[:, :-1], found[:, -1], gradient.shape[1], rank)
+    n_bases = image.shape[1] // rank
+    energies = torch.full((len(KINDS), n_bases), torch.nan, dtype=torch.float64, device=g.device)
+    for row, kind in enumerate(KINDS):
+        energies[row, : len(kinds[kind]) - 1] = kinds[kind][:-1]
+    totals = torch.stack([kinds[kind][-1] for kind in KINDS])
+    return NullEnergies(energies, totals, gradient.shape[1], rank)
+
+
+def _about_mu(
+    g: Float[Tensor, "other d"],
+    image: Float[Tensor, "other columns"],
+    constant: Float[Tensor, " other"],
+    mu: Float[Tensor, " d"],
+    columns: Float[Tensor, "d own"],
+    rank: int,
+) -> Float[Tensor, " column"]:
+    """Return the energies of ``G - (sum u) mu^T``."""
+    inside = torch.addr(image[:, : columns.shape[1]], constant, mu @ columns, alpha=-1)
+    whole = torch.addr(g, constant, mu, alpha=-1)
+    return _with_total(squared_norms(inside, rank).sum(0), row_squares(whole).sum(0))
 
 
 def _and_whole(

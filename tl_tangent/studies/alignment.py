@@ -16,6 +16,7 @@ from tl_tangent.geometry.extractors import EXTRACTORS
 from tl_tangent.geometry.rank import Rank
 from tl_tangent.geometry.subspace_io import package_versions
 from tl_tangent.hooks.gradients.objectives import Batch
+from tl_tangent.hooks.gradients.weight import several
 from tl_tangent.hooks.positions import NOT_FIRST, PositionMask, Positions
 from tl_tangent.run_folder import RunFolder
 from tl_tangent.studies.alignment_result import AlignmentTest, MeasuredSeries
@@ -37,8 +38,8 @@ def alignment_test(
     method: str = "pca",
     boundary: float = 0.3,
     by: By = "step",
-    kinds: Iterable[str] | None = None,
-    layers: Iterable[int] | None = None,
+    kinds: Iterable[str] | str | None = None,
+    layers: Iterable[int] | int | None = None,
     n_controls: int = 20,
     moments: bool = True,
     zeta: float = 0.0,
@@ -94,8 +95,8 @@ def alignment_test(
         rank=rank,
         method=method,
         positions=positions,
-        kinds=None if kinds is None else tuple(kinds),
-        layers=None if layers is None else tuple(layers),
+        kinds=several(kinds),
+        layers=several(layers),
         n_controls=n_controls,
         moments=moments,
         zeta=zeta,

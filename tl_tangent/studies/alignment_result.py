@@ -19,6 +19,7 @@ from tl_tangent.studies.alignment_rows import (
     GROUPS,
     Group,
     checkpoint_rows,
+    excess_lead,
     phase_summary,
     weights_by,
 )
@@ -80,6 +81,7 @@ class MeasuredSeries:
                 for name in names
                 for phase in PHASES
             },
+            **excess_lead(self.of_phase("early"), self.of_phase("late"), weights),
         }
 
 
@@ -141,14 +143,11 @@ class AlignmentTest:
         rows = self.table().to_dict("records")
         lines = [_line({str(k): v for k, v in row.items()}) for row in rows]
         if len(rows) > 1:
-            count = {
-                name: sum(row[f"{name}_early"] > row[f"{name}_late"] for row in rows)
-                for name in ("energy_ratio", "excess_pairing")
-                if f"{name}_early" in rows[0]
-            }
-            first = f"Early exceeds late in {count['energy_ratio']} of {len(rows)} models"
-            if "excess_pairing" in count:
-                first += f", and in {count['excess_pairing']} beyond what is mechanical"
+            early = sum(row["energy_ratio_early"] > row["energy_ratio_late"] for row in rows)
+            first = f"Early exceeds late in {early} of {len(rows)} models"
+            if "lead_excess_low" in rows[0]:
+                clear = sum(row["lead_excess_low"] > 1 for row in rows)
+                first += f", and in {clear} clearly so beyond what is mechanical"
             lines.insert(0, first + ".")
         return "\n".join(lines)
 
@@ -211,12 +210,14 @@ def _line(row: Mapping[str, Any]) -> str:
         return told
     null = {phase: row[f"pairing_ratio_{phase}"] for phase in PHASES}
     excess = {phase: row[f"excess_pairing_{phase}"] for phase in PHASES}
-    lead, left = (_over(one["early"], one["late"]) for one in (null, excess))
+    lead, left = _over(null["early"], null["late"]), row["lead_excess"]
+    interval = f"{row['lead_excess_low']:.3g} to {row['lead_excess_high']:.3g}"
     return (
         f"{told} Paired at random, the same activations and output gradients would give "
         f"{null['early']:.3g} early and {null['late']:.3g} late; the excess over that is "
-        f"{excess['early']:.3g} and {excess['late']:.3g}. Early that ratio is {lead * left:.3g} "
-        f"times what it is late: a factor of {lead:.3g} is mechanical, and {left:.3g} is not."
+        f"{excess['early']:.3g} and {excess['late']:.3g}. Early exceeds late by a factor of "
+        f"{lead:.3g} that is mechanical, and one of {left:.3g} that is not (95 % interval over "
+        f"weights: {interval})."
     )
 
 

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -25,6 +26,7 @@ from tl_tangent.studies.measured import MeasuredCheckpoint
 Group = Literal["model", "kind", "side", "layer", "weight"]
 GROUPS: tuple[Group, ...] = ("model", "kind", "side", "layer", "weight")
 RATIOS = ("energy_ratio", "energy_ratio_exact", "pairing_ratio", "excess_pairing")
+FEWEST, DRAWS = 5, 2000  # weights that an interval over them takes, and its bootstrap draws
 MEANING = {
     **WORDS,
     "loss": "mean over batches of their mean loss, in nats a predicted token",
@@ -38,6 +40,9 @@ MEANING = {
     "p_value of a phase": "(1 + #{N >= T}) / (1 + n_controls), T the mean over weights and "
     "checkpoints of the logarithm of the energy in Q_T, N of that in the normals of one draw",
     "delta_p_value of a phase": "the same of the mean change of IsoScore*",
+    "lead_excess": "excess_pairing early over late, geometric mean over the weights that have both",
+    "lead_excess_low, lead_excess_high": "95 % bootstrap interval over weights (of five or more). "
+    "Weights share activations, and neither other seeds nor another text are in it",
     "phases": "geometric mean over weights and checkpoints of ratios, mean of delta_tangent and "
     "delta_normal; checkpoints count alike",
 }
@@ -88,6 +93,41 @@ def phase_summary(
     logarithms = torch.stack([one.statistics.energies[i, 0] for one, i, _ in rows]).log()
     told["p_value"] = _p_value(logarithms, ROUNDING)
     return told | _deltas([one.removals.deltas[i] for one, i, _ in rows if one.removals])
+
+
+def excess_lead(
+    early: Iterable[MeasuredCheckpoint], late: Iterable[MeasuredCheckpoint], weights: Sequence[int]
+) -> dict[str, float]:
+    """Return how far the excess over random pairing is larger early than late, with an interval.
+
+    Args:
+        early, late: the checkpoints of either phase.
+        weights: rows of their statistics.
+    """
+    logs = [_log_excess(phase, weights) for phase in (early, late)]
+    pairs = [one for one in zip(*logs, strict=True) if None not in one]
+    if not pairs:
+        return {}
+    leads = np.array([before - after for before, after in pairs])
+    told = {"lead_excess": float(np.exp(leads.mean()))}
+    if len(leads) < FEWEST:
+        return {**told, "lead_excess_low": math.nan, "lead_excess_high": math.nan}
+    drawn = np.random.default_rng(0).choice(leads, (DRAWS, len(leads))).mean(1)
+    low, high = np.exp(np.quantile(drawn, [0.025, 0.975])).tolist()
+    return {**told, "lead_excess_low": low, "lead_excess_high": high}
+
+
+def _log_excess(
+    checkpoints: Iterable[MeasuredCheckpoint], weights: Sequence[int]
+) -> list[float | None]:
+    """Return the mean over checkpoints of the logarithm of each weight's excess."""
+    ordered = sorted(checkpoints, key=lambda one: one.step)
+    found: list[float | None] = []
+    for i in weights:
+        values = [one.rows[i].get("excess_pairing", math.nan) for one in ordered]
+        known = [math.log(value) for value in values if 0 < value < math.inf]
+        found.append(math.fsum(known) / len(known) if known else None)
+    return found
 
 
 def _deltas(deltas: Sequence[Float[Tensor, " basis"]]) -> dict[str, float]:

@@ -82,8 +82,8 @@ class GradientRecorder:
         refit_every: int = 100,
         freeze_at: int | None = None,
         activations_every: int = 10,
-        kinds: Iterable[str] | None = None,
-        layers: Iterable[int] | None = None,
+        kinds: Iterable[str] | str | None = None,
+        layers: Iterable[int] | int | None = None,
         n_controls: int = 20,
         nulls: bool = False,
         save_at: Iterable[int] | Callable[[int], bool] = (),
@@ -92,9 +92,7 @@ class GradientRecorder:
         seed: int = 0,
     ) -> None:
         _check_options(proxy, subspaces, freeze_at, refit_every, activations_every, flush_every)
-        chosen = (weights or find_weights(model)).choose(
-            None if kinds is None else tuple(kinds), None if layers is None else tuple(layers)
-        )
+        chosen = (weights or find_weights(model)).choose(kinds, layers)
         check_trainable(chosen)
         self.model, self.weights, self.proxy = model, chosen, proxy
         self._rank, self._method, self._mask = rank, method, PositionMask(positions)
@@ -127,6 +125,8 @@ class GradientRecorder:
             "refit_every": self._refit_every,
             "freeze_at": self._freeze_at,
             "activations_every": self._activations_every,
+            "positions": self._mask.description,
+            "weights": [weight.name for weight in self.weights.weights],
             **self._options,
         }
 

@@ -39,8 +39,8 @@ class Step:
         loss: as the loop gave it.
         energies: in Q_T and its normals; the kinds that were not measured are NaN.
         totals: in all directions.
-        shares: by site, where activations were looked at: their energy around their mean in Q_T, in
-            its normals, and in all directions.
+        shares: by site, where activations were looked at: their energy around their mean in Q_T and
+            in all directions.
     """
 
     step: int

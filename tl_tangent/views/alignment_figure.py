@@ -52,13 +52,16 @@ def draw_alignment(frame: pd.DataFrame) -> Figure:
 
 
 def _ratios(ax: Any, rows: Any) -> None:
+    from matplotlib.ticker import LogLocator, NullLocator
+
     steps = rows["step"]
     ax.plot(steps, rows["energy_ratio_exact"], "o-", color=MEASURED, markersize=3, label="measured")
     if "pairing_ratio" in rows:
         ax.plot(steps, rows["pairing_ratio"], "s--", color=NULL, markersize=3, label="mechanical")
     ax.set_yscale("log")
-    for axis in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter):
-        axis(lambda value, _: f"{value:g}")
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.yaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     ax.axhline(1, color="0.5", linewidth=0.8)
 
 

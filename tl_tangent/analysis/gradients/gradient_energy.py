@@ -52,8 +52,8 @@ def gradient_energy(
     method: str = "pca",
     positions: Positions = NOT_FIRST,
     objective: Objective = "causal",
-    kinds: Iterable[str] | None = None,
-    layers: Iterable[int] | None = None,
+    kinds: Iterable[str] | str | None = None,
+    layers: Iterable[int] | int | None = None,
     n_controls: int = 20,
     nulls: bool = True,
     moments: bool = False,
@@ -92,9 +92,7 @@ def gradient_energy(
         TangentKeyError: a site without a subspace.
         TangentRuntimeError: a loss or gradient that is not finite.
     """
-    weights = find_weights(model).choose(
-        None if kinds is None else tuple(kinds), None if layers is None else tuple(layers)
-    )
+    weights = find_weights(model).choose(kinds, layers)
     check_trainable(weights)
     data = [Batch.of(one) for one in listed(batches)]
     if not data:

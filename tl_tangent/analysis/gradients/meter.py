@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -59,7 +59,7 @@ class GradientMeter:
         self._energies = torch.zeros(*shape, 1 + n_controls, dtype=torch.float64)
         self._totals = torch.zeros(*shape, dtype=torch.float64)
         self._grams: dict[str, BlockGram] | None = {} if moments else None
-        self._noted = _Noted(self._probes)
+        self._noted = _Noted(self.weights, self._probes)
         self.n_batches, self.n_tokens, self.loss = 0, 0, 0.0
 
     @property
@@ -68,7 +68,8 @@ class GradientMeter:
         return {site: probe.stacked for site, probe in self._probes.items()}
 
     def _label(self, weight: Weight) -> Label:
-        subspace = self._probes[weight.site].subspace
+        probe = self._probes[weight.site]
+        subspace = probe.subspace
         return Label(
             weight.name,
             weight.kind,
@@ -78,6 +79,7 @@ class GradientMeter:
             weight.d,
             subspace.rank,
             subspace.explained,
+            probe.fingerprint,
         )
 
     @contextmanager
@@ -126,9 +128,9 @@ class GradientMeter:
         return torch.stack(energies), torch.stack(totals)
 
     def reduce(self, site: str, rows: Float[Tensor, "row d"]) -> Own:
-        """Reduce activations of a site to their energies in Q_T, in its normals and in all."""
+        """Reduce activations of a site to their energies in Q_T and in all directions."""
         probe = self._probes[site]
-        return Own.of(rows, probe.on(rows), probe.rank)
+        return Own.of(rows, probe.tangent_on(rows), probe.rank)
 
     def _measured(self, weight: Weight) -> tuple[Tensor, Tensor]:
         gradient, probe = weight.gradient(), self._probes[weight.site]
@@ -171,18 +173,23 @@ class GradientMeter:
         )
 
 
-@dataclass
 class _Noted:
-    """What a backward pass showed of each weight: its own side, and the other."""
+    """What a backward pass showed of each weight: its own side, and the other.
 
-    probes: Mapping[str, Probe]
-    pairs: dict[str, tuple[Own, Upstream]] = field(default_factory=dict)
-    _real: Tensor | None = None
-    _shared: dict[str, tuple[Tensor, Own]] = field(default_factory=dict)
+    Maps that read one tensor share the work on it, so it is held until the last of them has come.
+    """
+
+    def __init__(self, weights: Iterable[Weight], probes: Mapping[str, Probe]) -> None:
+        self.pairs: dict[str, tuple[Own, Upstream]] = {}
+        self._probes = probes
+        self._readers = Counter(one.site for one in weights if one.side == "input")
+        self._shared: dict[str, tuple[Tensor, Own]] = {}
+        self._left: Counter[str] = Counter()
+        self._real: Tensor | None = None
 
     def forget(self, real: Tensor | None) -> None:
         self._real = None if real is None else real.nonzero().flatten()
-        self.pairs, self._shared = {}, {}
+        self.pairs, self._shared, self._left = {}, {}, Counter(self._readers)
 
     def receive(self, weight: Weight, x: Tensor, g: Tensor) -> None:
         if weight.name in self.pairs:
@@ -191,23 +198,26 @@ class _Noted:
                 "and backward pass a batch (no gradient accumulation while nulls are measured)"
             )
         if weight.side == "input":
-            self.pairs[weight.name] = self._own(weight, x), Upstream.of(self._rows(g))
+            self.pairs[weight.name] = self._read(weight, x), Upstream.of(self._rows(g))
         elif weight.kind == "embed":
             self.pairs[weight.name] = self._of_embedding(weight, self._rows(x.flatten()), g)
         else:
             self.pairs[weight.name] = self._own(weight, g), Upstream.of(self._rows(x))
 
-    def _own(self, weight: Weight, vectors: Tensor) -> Own:
-        """Reduce the vectors of the compared side; maps that read one tensor share the work."""
-        probe, key = self.probes[weight.site], weight.site
-        known, own = self._shared.get(key, (None, None))
-        if weight.side == "input" and own is not None and _same(known, vectors):
-            return own
-        mean = probe.subspace.mean if weight.side == "input" else None
-        own = Own.of(self._rows(vectors), probe.on(vectors), probe.rank, mean=mean)
-        if weight.side == "input":
-            self._shared[key] = vectors, own
+    def _read(self, weight: Weight, x: Tensor) -> Own:
+        site = weight.site
+        known, own = self._shared.get(site, (None, None))
+        if own is None or not _same(known, x):
+            own = self._own(weight, x, self._probes[site].subspace.mean)
+            self._shared[site] = x, own
+        self._left[site] -= 1
+        if not self._left[site]:
+            del self._shared[site]
         return own
+
+    def _own(self, weight: Weight, vectors: Tensor, mean: Tensor | None = None) -> Own:
+        probe = self._probes[weight.site]
+        return Own.of(self._rows(vectors), probe.tangent_on(vectors), probe.rank, mean=mean)
 
     def _of_embedding(self, weight: Weight, tokens: Tensor, g: Tensor) -> tuple[Own, Upstream]:
         """The pair of an embedding, which learns nothing from its own padding token."""
@@ -215,9 +225,9 @@ class _Noted:
         g, padding = self._rows(g), getattr(weight.writes.module, "padding_idx", None)
         if padding is not None:
             tokens, g = tokens[tokens != padding], g[tokens != padding]
-        probe = self.probes[weight.site]
+        probe = self._probes[weight.site]
         upstream = Upstream.of_tokens(tokens, weight.parameter.shape[0])
-        return Own.of(g, probe.on(g), probe.rank), upstream
+        return Own.of(g, probe.tangent_on(g), probe.rank), upstream
 
     def _rows(self, x: Any) -> Tensor:
         return x if self._real is None else x[self._real.to(x.device)]

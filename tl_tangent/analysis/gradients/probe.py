@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 
 import torch
 from jaxtyping import Float
@@ -18,10 +19,17 @@ from tl_tangent.hooks.gradients.weight import Weight, Weights
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """Q_T and its B normals at one site, their columns side by side."""
+    """Q_T and its B normals at one site, their columns side by side.
+
+    Attributes:
+        subspace: Q_T.
+        stacked: the columns.
+        fingerprint: of the basis of Q_T, bit by bit, and of the seed of the normals.
+    """
 
     subspace: TangentSubspace
     stacked: Float[Tensor, "d columns"]
+    fingerprint: str
 
     @property
     def rank(self) -> int:
@@ -30,6 +38,10 @@ class Probe:
     def on(self, like: Tensor) -> Float[Tensor, "d columns"]:
         """Return the columns on the device and in the dtype of a gradient, float32 at least."""
         return self.stacked.to(like.device, full_dtype(like.dtype))
+
+    def tangent_on(self, like: Tensor) -> Float[Tensor, "d rank"]:
+        """Return those of Q_T alone: what is mechanical has its limit in many normals exactly."""
+        return self.on(like)[:, : self.rank]
 
 
 def make_probes(
@@ -53,7 +65,7 @@ def make_probes(
         _check(weight, subspace, n_controls)
         if weight.site not in found:
             stacked = normal_stack(weight.site, subspace, n_controls, seed)
-            found[weight.site] = Probe(subspace, stacked)
+            found[weight.site] = Probe(subspace, stacked, _fingerprint(subspace, seed))
     return found
 
 
@@ -70,6 +82,11 @@ def normal_stack(
         alone = SubspaceSet({site: subspace})
         normals = [one[site] for one in alone.random_normals(n_controls, seed)]
     return stack_bases(subspace, normals, dtype=torch.float32)
+
+
+def _fingerprint(subspace: TangentSubspace, seed: int) -> str:
+    content = subspace.basis.detach().cpu().contiguous().numpy().tobytes()
+    return sha256(content + str(seed).encode()).hexdigest()[:16]
 
 
 def _check(weight: Weight, subspace: TangentSubspace, n_controls: int) -> None:

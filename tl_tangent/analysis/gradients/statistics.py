@@ -30,6 +30,7 @@ class Label:
         name, kind, layer, side, site, d: see :class:`~tl_tangent.hooks.gradients.weight.Weight`.
         rank: of Q_T.
         activation_share: share of the fitted activations' variance that Q_T holds.
+        compared: a fingerprint of Q_T and of the seed of its normals.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Label:
     d: int
     rank: int
     activation_share: float | None
+    compared: str = ""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -49,7 +51,8 @@ class GradientStatistics:
     Attributes:
         labels: the weights.
         energies: one entry for each of :data:`~tl_tangent.geometry.token_energies.KINDS`, in Q_T
-            and then in its normals; NaN where a kind was not measured.
+            and then in its normals; NaN where a kind was not measured. Of what is mechanical only
+            the energy in Q_T is, which gives the exact ratio.
         totals: the energy in all directions.
         moments: by the weight's name, ``sum_b G_b^T G_b`` over batches; empty unless asked for.
         n_batches, n_tokens: how many.
@@ -100,7 +103,8 @@ class GradientStatistics:
         if not total > 0:
             return None
         label = self.labels[row]
-        return EnergyRatio.of(self.energies[row, column], total, d=label.d, rank=label.rank)
+        known = self.energies[row, column]
+        return EnergyRatio.of(known[~known.isnan()], total, d=label.d, rank=label.rank)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a safetensors file."""

@@ -69,7 +69,12 @@ def norms_folded(model: Any) -> bool | None:
     found = read_norm(model, norm)
     if found is None:
         return None
-    return found.gain is None or bool((found.gain.detach() == 1).all())
+    if not compat.is_bridge(model):
+        return found.gain is None
+    # A bridge keeps gains of one when it folds; those of a new model are one without it.
+    return bool(getattr(model, "_weights_processed", False)) and (
+        found.gain is None or bool((found.gain.detach() == 1).all())
+    )
 
 
 def _of_hooked(norm: Any) -> FrozenNorm:

@@ -52,10 +52,10 @@ def _taken_apart(model: nn.Module) -> Weights:
 
 
 def _folded(model: Any) -> bool:
-    """Whether weights were processed. Gains of one do not tell: those of a new model are, too."""
+    """Whether weights were processed; a bridge that was processed in any way is refused."""
     if compat.is_bridge(model):
         return bool(getattr(model, "_weights_processed", False))
-    return bool(norms_folded(model)) and not hasattr(model.blocks[0].ln1, "w")
+    return bool(norms_folded(model))
 
 
 def _check_flags(model: Any) -> None:

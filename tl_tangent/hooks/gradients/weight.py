@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tl_tangent.errors import TangentRuntimeError, TangentValueError
 
 Side = Literal["input", "output"]
+Choice = TypeVar("Choice", str, int)
 SIDES: dict[str, Side] = {
     "q": "input",
     "k": "input",
@@ -127,13 +128,16 @@ class Weights:
     left_out: tuple[str, ...]
 
     def choose(
-        self, kinds: tuple[str, ...] | None = None, layers: tuple[int, ...] | None = None
+        self,
+        kinds: Iterable[str] | str | None = None,
+        layers: Iterable[int] | int | None = None,
     ) -> Weights:
-        """Return some of the weights: of these kinds, and in these layers.
+        """Return some of the weights: of these kinds, and in these layers, or of one of them.
 
         Raises:
             TangentValueError: a kind or layer that is not here, or nothing is left.
         """
+        kinds, layers = several(kinds), several(layers)
         here = {weight.kind for weight in self.weights}
         depth = 1 + max(weight.layer or 0 for weight in self.weights)
         wrong = [kind for kind in kinds or () if kind not in here]
@@ -155,6 +159,13 @@ class Weights:
         left = [weight.name for weight in self.weights if weight.name not in names]
         sites = {weight.site: self.sites[weight.site] for weight in found}
         return Weights(found, sites, (*left, *self.left_out))
+
+
+def several(chosen: Iterable[Choice] | Choice | None) -> tuple[Choice, ...] | None:
+    """Return one choice or several as a tuple; None, which is no choice, stays None."""
+    if chosen is None:
+        return None
+    return (chosen,) if isinstance(chosen, str | int) else tuple(chosen)
 
 
 def out_in(features: Tensor | None = None) -> Callable[[Tensor], Tensor]:
