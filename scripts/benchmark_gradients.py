@@ -47,7 +47,7 @@ def main() -> None:
         report(measure(jobs(model, tokens), options.repeats, grad=True), options, GOALS)
     for d in options.isoscore:
         print(f"\nRatios to IsoScore in closed form, d = {d}")
-        report(measure(score_jobs(d), options.repeats), options, {})
+        report(measure(score_jobs(d), 3), options, {})
 
 
 def parse() -> argparse.Namespace:

@@ -20,6 +20,7 @@ from tl_tangent.analysis.attention.term_losses import (
 )
 from tl_tangent.analysis.attention.term_orders import attention_term_orders
 from tl_tangent.analysis.gradients.gradient_energy import GradientEnergy, gradient_energy
+from tl_tangent.analysis.removal_test import RemovalTest, removal_test
 from tl_tangent.analysis.stream.part_recovery import PartRecovery, part_recovery
 from tl_tangent.analysis.stream.residual_trace import trace_residual
 from tl_tangent.analysis.stream.trace_result import ResidualTrace
@@ -71,6 +72,7 @@ __all__ = [
     "PartRecovery",
     "PatternDivergence",
     "QKSpectrum",
+    "RemovalTest",
     "ResidualTrace",
     "SubspaceFitter",
     "SubspaceSet",
@@ -102,6 +104,7 @@ __all__ = [
     "isoscore_star",
     "part_recovery",
     "qk_spectrum",
+    "removal_test",
     "split_attention_layers",
     "split_attention_scores",
     "tangents",

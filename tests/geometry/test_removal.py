@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from jaxtyping import TypeCheckError
@@ -240,3 +242,12 @@ class TestRefusals:
             removal(torch.eye(4).double(), orthogonal(4, 3), 3)
         with pytest.raises(TangentValueError, match=r"2 \* 3 > 5"):
             removal(torch.eye(5), torch.cat([orthogonal(5, 3)] * 2, dim=1), 3)
+
+
+def test_a_basis_that_holds_all_leaves_nan_where_that_is_asked_for():
+    moment = torch.zeros(8, 8, dtype=torch.float64)
+    moment[0, 0] = moment[1, 1] = 1
+    stacked = torch.eye(8, dtype=torch.float64)[:, :4]
+    found = removal(moment, stacked, 2, empty="nan")
+    assert math.isnan(found.without_tangent)
+    assert found.without_normals == (pytest.approx(1 / 5),)

@@ -165,6 +165,31 @@ def test_a_restart_replaces_steps_and_goes_on_with_the_last_fit(tmp_path):
     assert before.loss != after.loss
 
 
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_restart_within_the_early_phase_ends_where_an_undisturbed_run_does(tmp_path, every):
+    options = {"proxy": "early", "freeze_at": 9, "rank": RANK, "n_controls": CONTROLS}
+    options |= {"refit_every": 4, "activations_every": every, "flush_every": 1}
+    model = a_model()
+    start = {name: one.clone() for name, one in model.state_dict().items()}
+    with GradientRecorder(model, **options, out=tmp_path / "whole") as whole:
+        train(model, whole, 0, 4)
+        kept = {name: one.clone() for name, one in model.state_dict().items()}
+        train(model, whole, 4, 11)
+    model.load_state_dict(start)
+    with GradientRecorder(model, **options, out=tmp_path / "cut") as cut:
+        train(model, cut, 0, 6)
+    model.load_state_dict(kept)  # the checkpoint behind step 3
+    with GradientRecorder(model, **options, out=tmp_path / "cut") as cut:
+        train(model, cut, 4, 11)
+    assert fits(cut) == fits(whole) == [0, 3, 7, 9]
+    for site, one in whole.subspaces.items():
+        assert torch.equal(cut.subspaces[site].basis, one.basis)
+        assert cut.subspaces[site].n_tokens == one.n_tokens == -(-10 // every) * 4 * 11
+    for a, b in zip(cut.run().steps, whole.run().steps, strict=True):
+        assert torch.equal(a.totals.nan_to_num(), b.totals.nan_to_num())
+    assert not (tmp_path / "cut" / "activations.safetensors").exists()
+
+
 def test_another_run_in_the_same_folder_is_refused(tmp_path):
     model = a_model()
     GradientRecorder(model, subspaces_of(model), out=tmp_path, n_controls=2)

@@ -95,6 +95,7 @@ def removal(
     zeta: int | float = 0.0,
     c0: Float[Tensor, "d d"] | Literal["identity"] | None = None,
     space: Space = "reduced",
+    empty: Literal["raise", "nan"] = "raise",
 ) -> RemovalEffect:
     """Measure IsoScore* of a second moment or covariance, whole and without each stacked basis.
 
@@ -105,6 +106,7 @@ def removal(
         rank: number of columns of each basis.
         zeta, c0: shrinkage, as :func:`~tl_tangent.geometry.isotropy.isoscore_star`.
         space: see :class:`RemovalEffect`.
+        empty: what becomes of a basis that holds all of C, beside which nothing is left to score.
 
     Raises:
         TangentValueError: as :func:`~tl_tangent.geometry.isotropy.isoscore_star`; if the bases do
@@ -123,6 +125,8 @@ def removal(
         noise = torch.finfo(full_dtype(moment.dtype)).eps * d
         before = rescaled(participation_ratio(shrunk), d)
         without = rescaled(_participation_without(shrunk, bases, noise), dims[space])
+    if empty == "raise":
+        _check_left(without, rank)
     tangent, *normals = without.tolist()
     names = {None: "trace-matched identity", "identity": "identity"}
     return RemovalEffect(
@@ -167,18 +171,17 @@ def cloud_removal(
 def _participation_without(
     moment: Float[Tensor, "d d"], bases: Float[Tensor, "basis d rank"], noise: float
 ) -> Float[Tensor, " basis"]:
-    """Return the participation ratio of ``P C P`` for each basis; float64."""
+    """Return the participation ratio of ``P C P`` for each basis; float64, NaN of nothing."""
     rank = bases.shape[-1]
     images = (moment @ bases.movedim(0, 1).flatten(1)).unflatten(1, (-1, rank)).movedim(1, 0)
     inside = bases.mT @ images
     whole, whole_square = moment.diagonal().sum(), moment.square().sum()
     trace = whole - inside.diagonal(dim1=-2, dim2=-1).sum(-1)
     square = whole_square - 2 * images.square().sum((-2, -1)) + inside.square().sum((-2, -1))
-    _check_left(trace, whole * noise, rank)
-    found = trace.square() / square
-    for one in (square < CANCELLED * whole_square).nonzero().flatten().tolist():
+    found, left = trace.square() / square, trace > whole * noise
+    for one in (left & (square < CANCELLED * whole_square)).nonzero().flatten().tolist():
         found[one] = participation_ratio(remove_directions(moment, bases[one]))
-    return found
+    return found.where(left, torch.nan)
 
 
 def _check_bases(bases: Float[Tensor, "basis d rank"]) -> None:
@@ -192,10 +195,10 @@ def _check_bases(bases: Float[Tensor, "basis d rank"]) -> None:
         check_room(*bases.shape[1:])
 
 
-def _check_left(trace: Float[Tensor, " basis"], floor: Float[Tensor, ""], rank: int) -> None:
-    empty = int((trace <= floor).sum())
+def _check_left(without: Float[Tensor, " basis"], rank: int) -> None:
+    empty = int(without.isnan().sum())
     if empty:
         raise TangentValueError(
-            f"{empty} of {len(trace)} bases hold all of the variance in their {rank} directions: "
+            f"{empty} of {len(without)} bases hold all of the variance in their {rank} directions: "
             "nothing is left to measure"
         )

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tl_tangent.errors import TangentRuntimeError, TangentValueError
 from tl_tangent.geometry import SubspaceFitter, SubspaceSet
+from tl_tangent.geometry.extractors import SAMPLED
 from tl_tangent.geometry.moments import Centering
 from tl_tangent.geometry.rank import Rank
 from tl_tangent.hooks import attachment
@@ -17,8 +18,6 @@ from tl_tangent.hooks.attachment import Placed
 from tl_tangent.hooks.attention.norms import norms_folded
 from tl_tangent.hooks.positions import NOT_FIRST, PositionMask, Positions, Run
 from tl_tangent.hooks.sites import Site, Sites, find_sites
-
-_SAMPLED = ("ica", "nmf", "seminmf", "kmeans")
 
 
 class Collector:
@@ -139,7 +138,7 @@ def fit_subspaces(
         positions=positions,
         per_head=per_head,
         centering=centering,
-        keep_sample=method in _SAMPLED or rank == "parallel",
+        keep_sample=method in SAMPLED or rank == "parallel",
         sample_rows=sample_rows,
         seed=seed,
         progress=progress,

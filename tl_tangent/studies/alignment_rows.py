@@ -131,9 +131,10 @@ def _log_excess(
 
 
 def _deltas(deltas: Sequence[Float[Tensor, " basis"]]) -> dict[str, float]:
-    if not deltas:
+    known = [one for one in deltas if not bool(one.isnan().any())]
+    if not known:
         return {}
-    tangent, *normals = _means(torch.stack(list(deltas)))
+    tangent, *normals = _means(torch.stack(known))
     return {
         "delta_tangent": tangent,
         "delta_normal": math.fsum(normals) / len(normals),

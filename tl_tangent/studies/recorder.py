@@ -48,7 +48,8 @@ class GradientRecorder:
             ``refit_every`` steps, on the activations of the steps before. ``"early"``: it follows
             until ``freeze_at`` and stays then, fitted on all activations up to there, those of
             each ``refit_every`` steps around their own mean. The first fit follows the first step,
-            which is not recorded itself. A restart goes on with the last fit in ``out``.
+            which is not recorded itself. A restart goes on with the last fit in ``out``, and with
+            the activations behind it: from the step after that fit, all is as it would have been.
         rank, method, positions: of a fit; see :func:`tl_tangent.fit_subspaces`. Positions count
             within a row as the model is given it: padding on the left or in packed rows is not
             known here.
@@ -113,6 +114,7 @@ class GradientRecorder:
         held = subspaces if subspaces is not None else self._records.last_fit()
         if held is not None:
             self._hold(held)
+        self._go_on()
 
     def _told(self) -> dict[str, Any]:
         """What the records are about, JSON-able."""
@@ -129,6 +131,14 @@ class GradientRecorder:
             "weights": [weight.name for weight in self.weights.weights],
             **self._options,
         }
+
+    def _go_on(self) -> None:
+        """Take up the activations that the last fit of an earlier run was made of."""
+        fitters = self._records.last_activations()
+        if fitters is not None:
+            self._activations = self._new_activations()
+            self._activations.fitters = fitters
+            self._calls = self._records.last_fit_step + 1
 
     @property
     def subspaces(self) -> SubspaceSet | None:
@@ -192,19 +202,23 @@ class GradientRecorder:
 
     def _follow(self, step: int) -> None:
         """Fit Q_T again where the proxy asks for it."""
-        if self.proxy == "frozen" or self._activations is None:
+        if self._stays or self._activations is None:
             return
         first, freeze = self._meter is None, self._freeze_at == step
-        again = (step + 1) % self._refit_every == 0 and not self._frozen(step)
-        if first or freeze or again:
+        if first or freeze or (step + 1) % self._refit_every == 0:
             fitted = self._activations.fit(self._rank, self._method, model=name_of(self.model))
             self._hold(fitted)
-            self._records.refitted(step, fitted)
-            if self.proxy == "follow":
+            adds = self.proxy == "early" and not freeze
+            self._records.refitted(step, fitted, self._activations.fitters if adds else None)
+            if not adds:
                 self._activations = None
 
-    def _frozen(self, step: int) -> bool:
-        return self._freeze_at is not None and step > self._freeze_at
+    @property
+    def _stays(self) -> bool:
+        """Whether Q_T is fitted no more."""
+        if self._freeze_at is None:
+            return self.proxy == "frozen"
+        return self._records.last_fit_step >= self._freeze_at
 
     def _hold(self, subspaces: Mapping[str, TangentSubspace]) -> None:
         self._subspaces = SubspaceSet({site: subspaces[site] for site in subspaces})
@@ -231,17 +245,19 @@ class GradientRecorder:
         while self._open:
             self._open.pop().__exit__(None, None, None)
 
+    def _new_activations(self) -> ActivationMeter:
+        return ActivationMeter(self.weights, positions=self._mask.rule, centering="group")
+
     def _look(self, site: str, x: Tensor) -> None:
         """Take in the activations of a forward pass: for a fit, and their share in Q_T."""
         if not (torch.is_grad_enabled() and x.ndim == 3):
             return  # not the training pass: a validation loss within the step
         rows = chosen_rows(x, self._mask, Run(length=x.shape[1]))
-        if self.proxy != "frozen":
+        if not self._stays:
             if self._activations is None:
-                self._activations = ActivationMeter(
-                    self.weights, positions=self._mask.rule, centering="group"
-                )
-            self._activations.fitters[site].update(rows, group=self._calls // self._refit_every)
+                self._activations = self._new_activations()
+            group = (self._calls - 1) // self._refit_every  # of the step under way
+            self._activations.fitters[site].update(rows, group=group)
         if self._meter is not None:
             self._seen[site] = self._meter.reduce(site, rows)
 

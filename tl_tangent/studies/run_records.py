@@ -18,8 +18,9 @@ from torch import Tensor
 from tl_tangent.analysis.gradients.rows import geometric_mean
 from tl_tangent.analysis.gradients.statistics import GradientStatistics, Label, read_tensors
 from tl_tangent.errors import TangentFileError, TangentRuntimeError
-from tl_tangent.geometry import SubspaceSet
+from tl_tangent.geometry import SubspaceFitter, SubspaceSet
 from tl_tangent.geometry.energy import EnergyRatio
+from tl_tangent.geometry.fitter_io import load_fitters, save_fitters
 from tl_tangent.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMAT = "tl_tangent.gradient_run.1"
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS, ACTIVATIONS = "checkpoints", "activations.safetensors"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -108,11 +109,38 @@ class Records:
             return None
         return SubspaceSet.load(self._folder.path / _fit_name(max(self._fits)))
 
-    def refitted(self, step: int, subspaces: SubspaceSet) -> None:
-        """Note that Q_T was fitted behind a step, and keep it."""
+    @property
+    def last_fit_step(self) -> int:
+        """The step behind which Q_T was fitted last; -1 before that."""
+        return max(self._fits, default=-1)
+
+    def last_activations(self) -> dict[str, SubspaceFitter] | None:
+        """Return what an earlier run in the same folder fitted last."""
+        if self._folder is None or not (self._folder.path / ACTIVATIONS).exists():
+            return None
+        return load_fitters(self._folder.path / ACTIVATIONS)
+
+    def refitted(
+        self,
+        step: int,
+        subspaces: SubspaceSet,
+        activations: Mapping[str, SubspaceFitter] | None = None,
+    ) -> None:
+        """Note that Q_T was fitted behind a step, and keep it.
+
+        Args:
+            step: its number.
+            subspaces: Q_T.
+            activations: what the next fit adds to, kept for a restart until the next one.
+        """
         self._fits.append(step)
-        if self._folder is not None:
-            self._folder.write(_fit_name(step), subspaces.save)
+        if self._folder is None:
+            return
+        self._folder.write(_fit_name(step), subspaces.save)
+        if activations is None:
+            (self._folder.path / ACTIVATIONS).unlink(missing_ok=True)
+        else:
+            self._folder.write(ACTIVATIONS, lambda path: save_fitters(path, activations))
 
     def save_model(self, model: Any, step: int) -> None:
         """Save the model as it is in front of this step's update."""

@@ -13,6 +13,7 @@ from tests.analysis.gradients.cases import RANK, B, batches, measure, measured
 from tl_tangent.analysis.gradients.removals import removals_of
 from tl_tangent.analysis.gradients.rows import weight_rows
 from tl_tangent.analysis.gradients.statistics import GradientStatistics, empty
+from tl_tangent.geometry import SubspaceSet
 from tl_tangent.geometry.token_energies import KINDS
 
 
@@ -84,12 +85,22 @@ def other_statistics(change: str) -> GradientStatistics:
         "rank": {"rank": RANK - 1},
         "controls": {"n_controls": B + 1},
         "subspaces": {"fit_batches": batches(3)},
+        "seed": {"seed": 1},
+        "unexplained subspaces": {"subspaces": turned()},
         "moments": {"moments": True},
     }
     return measure(**options[change]).statistics
 
 
-@pytest.mark.parametrize("change", ["weights", "rank", "controls", "subspaces", "moments"])
+def turned() -> SubspaceSet:
+    """Other subspaces than those of the fit, of which no share of the variance is told either."""
+    return measure().subspaces.random_normals(1, 5)[0]
+
+
+CHANGES = ["weights", "rank", "controls", "subspaces", "seed", "unexplained subspaces", "moments"]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_other_sums_do_not_add_up(change):
     one, other = measure().statistics, other_statistics(change)
     told = "keeps second moments" if change == "moments" else "only statistics of the same weights"

@@ -129,6 +129,8 @@ def test_conventions_say_how_the_numbers_came_about():
     assert {"torch", "python", "transformer-lens"} <= set(told["versions"])
     some = measure(kinds=("q",), layers=(0,)).conventions["not_measured"]
     assert "blocks.1.attn.W_Q" in some
+    alone = measure(kinds="q", layers=0)  # one of each needs no list
+    assert alone.conventions["not_measured"] == some
     function = measure(objective=lambda model, batch: loss_of(model, batch.tokens))
     assert function.conventions["objective"] == "a function of the caller"
 

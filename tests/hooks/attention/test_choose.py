@@ -9,6 +9,7 @@ import tl_tangent as tt
 from tests import families
 from tests.hooks.attention import cases
 from tl_tangent.hooks.attention.choose import choose
+from tl_tangent.hooks.attention.norms import norms_folded
 
 
 @pytest.fixture
@@ -183,6 +184,16 @@ def test_another_model(model, monkeypatch):
 def test_an_unknown_space(model, space):
     message = refused(model, cases.subspaces(model, "input"), space=space)
     assert repr(space) in message and "'input', 'residual'" in message
+
+
+@pytest.mark.parametrize("compat", [False, True])
+def test_gains_of_one_are_folded_only_where_weights_were_processed(compat):
+    model = families.bridge("llama", compat=compat)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name or ".ln" in name:
+                parameter.fill_(1.0)
+    assert norms_folded(model) is compat
 
 
 def test_folded_and_unfolded_inputs_are_told_apart():

@@ -18,7 +18,7 @@ from tl_tangent.geometry.removal import ROUNDING, removal
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Removals:
-    """Of ``sum G^T G`` of each weight; NaN where the gradient is zero.
+    """Of ``sum G^T G`` of each weight; NaN where the gradient is zero, or lies in Q_T altogether.
 
     Attributes:
         isoscore: IsoScore* of the whole.
@@ -39,7 +39,9 @@ class Removals:
             "delta_tangent": tangent,
             "delta_normal": math.fsum(normals) / len(normals) if normals else math.nan,
             "delta_p_value": (
-                upper_p_value(tangent, normals, rounding=ROUNDING) if normals else math.nan
+                upper_p_value(tangent, normals, rounding=ROUNDING)
+                if normals and not math.isnan(tangent)
+                else math.nan
             ),
         }
 
@@ -64,7 +66,7 @@ def removals_of(
         if found is None:
             continue
         moment = statistics.moments[label.name]
-        effect = removal(moment, stacks[label.site], label.rank, zeta=zeta)
+        effect = removal(moment, stacks[label.site], label.rank, zeta=zeta, empty="nan")
         deltas[i] = deltas.new_tensor([effect.delta_tangent, *effect.delta_normals])
         scores[i] = effect.isoscore
         shares[i] = efficiency(moment, found.tangent, label.rank)

@@ -130,8 +130,9 @@ def _means(group: list[Mapping[str, Any]]) -> dict[str, float]:
     for names, mean in ((RATIOS, geometric_mean), (PLAIN, _mean)):
         for name in names:
             values = [float(row[name]) for row in group if row.get(name) is not None]
-            if values:
-                found[name] = mean(values)
+            known = [value for value in values if not math.isnan(value)]
+            if known:
+                found[name] = mean(known)
     return found
 
 
