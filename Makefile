@@ -4,7 +4,7 @@
 #   make test          set up .venv once, then run the tests
 #   make test-newest   the same tests against the newest TransformerLens 4.x, in .venv-newest
 #   make lint          ruff and mypy
-#   make benchmark     the speed ratios
+#   make benchmark     the speed ratios of the hook points, the analyses and the gradients
 #   make pins          resolve requirements/pinned.txt again
 #   make clean         remove the environments, the caches and out/
 # PIP_ARGS holds extra pip arguments (a CPU-only torch, a mirror); PYTEST_ARGS extra pytest ones.
@@ -53,6 +53,8 @@ lint: setup
 
 benchmark: setup
 	$(BIN)/python scripts/benchmark.py
+	$(BIN)/python scripts/benchmark_analyses.py
+	$(BIN)/python scripts/benchmark_gradients.py
 
 pins:
 	rm -rf .venv-pins

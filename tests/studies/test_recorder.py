@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -308,3 +309,30 @@ def test_a_linear_regression_gives_the_closed_form_of_gradient_flow():
     found = frame["energy_ratio_exact"].to_list()
     assert found == pytest.approx(expected, rel=0.03)  # Euler's error at this rate
     assert found[0] > 1 > found[-1]
+
+
+def test_activations_and_gradients_are_coupled_twofold_until_something_is_learned():
+    """Gradient energies go with the square of the variances at first, and fall from there."""
+    d, o, rank, rate = 12, 400, 3, 1e-2
+    variances = torch.tensor([0.5] * rank + [0.05] * (d - rank), dtype=torch.float64)
+    student, x, y, _ = regression(d, o, variances)
+    site = "blocks.0.attn.hook_in"
+    tap = Tap(student, 0)
+    weight = Weight("W", "q", 0, d, site, student.weight, out_in(), tap, Tap(student))
+    weights = Weights((weight,), {site: tap}, ())
+    proxy = {site: TangentSubspace(torch.eye(d, dtype=torch.float64)[:, :rank], site=site)}
+    options = {"weights": weights, "positions": "all", "activations_every": 1}
+    with GradientRecorder(student, proxy, **options, n_controls=0) as recorder:
+        for step in range(300):
+            loss = (student(x[None])[0] - y).square().sum() / (2 * len(x))
+            loss.backward()
+            recorder.record(step, loss)
+            with torch.no_grad():
+                student.weight -= rate * student.weight.grad
+                student.weight.grad = None
+    for by in ("weight", "side"):
+        coupling = recorder.run().to_dataframe(by)["coupling"].to_numpy()
+        assert coupling[0] == pytest.approx(2, abs=0.1)  # 400 outputs: the error is even to 5 %
+        # ln of the closed form over ln(0.5 / 0.05): a line of this slope
+        slope = -2 * (0.5 - 0.05) * rate / math.log(10)
+        assert np.polyfit(range(300), coupling, 1)[0] == pytest.approx(slope, rel=0.03)

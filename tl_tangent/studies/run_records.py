@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from safetensors.torch import save_file
@@ -197,7 +198,11 @@ class GradientRun:
         Columns: ``step``, ``loss``, ``energy`` (squared gradient units), ``energy_ratio`` and
         ``energy_ratio_exact`` as in :meth:`tl_tangent.GradientEnergy.to_dataframe`,
         ``activation_ratio``: the exact ratio of the activations of the same step where they were
-        looked at, and with nulls ``pairing_ratio``.
+        looked at, ``coupling``: the logarithm of the gradients' over that of the activations', and
+        with nulls ``pairing_ratio``. A coupling of 1 is what activations without a mean give
+        whose pairing with the output gradients is random (a mean adds its own part); a linear map
+        that learns from a mean square error begins with 2, and falls as it learns (see
+        :mod:`tl_tangent.geometry.gradient_flow`).
 
         Args:
             by: "weight", "kind", "side", or "step" for all weights together.
@@ -207,12 +212,12 @@ class GradientRun:
         rows = [row for step in self.steps for row in self._rows(step)]
         frame = pd.DataFrame(rows)
         if by == "weight" or frame.empty:
-            return frame
+            return _with_coupling(frame)
         groups = ["step"] if by == "step" else ["step", by]
         ratios = [name for name in RATIOS if name in frame]
         found = frame.groupby(groups, sort=False)[ratios].agg(_geometric)
         found.insert(0, "loss", frame.groupby(groups, sort=False)["loss"].first())
-        return found.reset_index()
+        return _with_coupling(found.reset_index())
 
     def _rows(self, step: Step) -> list[dict[str, Any]]:
         found = []
@@ -292,6 +297,13 @@ def _ratios(step: Step, statistics: GradientStatistics, row: int) -> dict[str, f
         own = EnergyRatio.of(share[:-1], share[-1], d=label.d, rank=label.rank)
         told["activation_ratio"] = own.exact_ratio
     return told
+
+
+def _with_coupling(frame: pd.DataFrame) -> pd.DataFrame:
+    if "activation_ratio" not in frame:
+        return frame
+    gradients, activations = np.log(frame["energy_ratio_exact"]), np.log(frame["activation_ratio"])
+    return frame.assign(coupling=gradients / activations.where(activations != 0))
 
 
 def _parts(folder: Path) -> list[Path]:

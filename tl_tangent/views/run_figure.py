@@ -1,4 +1,4 @@
-"""A training run in two panels: energy ratios of gradients and activations, and the loss."""
+"""A training run: energy ratios of gradients and activations, their coupling, and the loss."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def draw_run(frame: pd.DataFrame, conventions: Mapping[str, Any]) -> Figure:
     """Draw ``GradientRun.to_dataframe("side")`` over steps; a matplotlib figure."""
     from matplotlib.figure import Figure as NewFigure
 
-    figure = NewFigure(figsize=(8, 6), layout="constrained")
-    ratios, loss = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    figure = NewFigure(figsize=(8, 7), layout="constrained")
+    ratios, coupling, loss = figure.subplots(3, 1, sharex=True, height_ratios=(4, 2, 1.5))
     for side, (colour, name) in SIDES.items():
         part = frame[frame["side"] == side]
         for column, line, what in LINES:
@@ -32,6 +32,12 @@ def draw_run(frame: pd.DataFrame, conventions: Mapping[str, Any]) -> Figure:
                 ratios.plot(
                     shown["step"], shown[column], line, color=colour, label=f"{name}: {what}"
                 )
+        if "coupling" in part:
+            shown = part.dropna(subset=["coupling"])
+            coupling.plot(shown["step"], shown["coupling"], color=colour)
+    coupling.axhline(1, color="0.6", linewidth=0.8)
+    coupling.axhline(2, color="0.6", linewidth=0.8, linestyle=":")
+    coupling.set_ylabel("coupling")
     _finish(ratios, conventions)
     curve = frame.drop_duplicates("step")
     loss.plot(curve["step"], curve["loss"], color="0.3")
