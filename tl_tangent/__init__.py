@@ -50,6 +50,7 @@ from tl_tangent.studies.alignment_result import AlignmentTest
 from tl_tangent.studies.checkpoints import CheckpointSeries
 from tl_tangent.studies.recorder import GradientRecorder
 from tl_tangent.studies.run_records import GradientRun
+from tl_tangent.studies.simulation import Simulation, simulate
 
 if TYPE_CHECKING:
     from tl_tangent.hooks.models import TangentBridge, TangentHookedTransformer
@@ -74,6 +75,7 @@ __all__ = [
     "QKSpectrum",
     "RemovalTest",
     "ResidualTrace",
+    "Simulation",
     "SubspaceFitter",
     "SubspaceSet",
     "TangentBridge",
@@ -105,6 +107,7 @@ __all__ = [
     "part_recovery",
     "qk_spectrum",
     "removal_test",
+    "simulate",
     "split_attention_layers",
     "split_attention_scores",
     "tangents",
