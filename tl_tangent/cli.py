@@ -131,6 +131,11 @@ def _add_gradients(command: argparse.ArgumentParser) -> None:
     add("--positions", type=_positions, default="not_first", help="that Q_T is fitted on")
     add("--no-moments", action="store_true", help="leave IsoScore* out, which takes d^2 memory")
     add("--zeta", type=float, default=0.0, help="shrinkage of IsoScore*")
+    add(
+        "--within",
+        choices=["token", "shuffled"],
+        help="also pair at random among equal input tokens, or among groups of their sizes",
+    )
     add("--seed", type=int, default=0, help="of the fit, the controls and the masks")
 
 

@@ -56,10 +56,26 @@ def of_moment(moment: Tensor) -> Tensor:
 
 
 def close(found: Tensor, expected: Tensor, rtol: float = 1e-12) -> None:
-    torch.testing.assert_close(found, expected, rtol=rtol, atol=0)
+    torch.testing.assert_close(found, expected, rtol=rtol, atol=0, equal_nan=True)
 
 
 class TestExpectations:
+    @pytest.mark.parametrize("labels", [[0, 0, 0, 0], [3, 1, 3, 1], [1, 7, 7, 7], [0, 1, 2, 3]])
+    def test_within_strata_is_the_mean_over_their_pairings(self, labels: list[int]) -> None:
+        x, g = batch(4)
+        orders = [o for o in permutations(range(4)) if [labels[i] for i in o] == labels]
+        mean = torch.stack([measured(g.T @ x[list(o)]) for o in orders]).mean(0)
+        found = null_energies(x, g, STACKED, RANK, strata=torch.tensor(labels))
+        close(row(found, "within_pairing"), mean)
+
+    def test_one_stratum_is_the_pairing_and_one_each_is_the_gradient(self) -> None:
+        x, g = batch(9)
+        one = null_energies(x, g, STACKED, RANK, strata=torch.zeros(9, dtype=torch.int64))
+        close(row(one, "within_pairing"), row(one, "pairing"))
+        each = null_energies(x, g, STACKED, RANK, strata=torch.arange(9))
+        close(row(each, "within_pairing"), row(each, "gradient"))
+        assert row(null_energies(x, g, STACKED, RANK), "within_pairing").isnan().all()
+
     @pytest.mark.parametrize("n", [1, 2, 6])
     def test_sign_flip_is_the_mean_over_all_signs(self, n: int) -> None:
         x, g = batch(n)
@@ -93,7 +109,9 @@ class TestExpectations:
         x = torch.full((20, D), 3.0).double()
         g = randn(20, OUT)
         found = null_energies(x, g - g.mean(0), STACKED, RANK)
-        assert 0 <= float(row(found, "pairing").max()) < 1e-24 * float(found.totals.max())
+        assert (
+            0 <= float(row(found, "pairing").max()) < 1e-24 * float(found.totals.nan_to_num().max())
+        )
 
 
 class TestParts:

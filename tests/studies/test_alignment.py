@@ -189,10 +189,10 @@ class TestTables:
         assert f"early {verb} late" in told and "(3 checkpoints)" in told
         lead = row.pairing_ratio_early / row.pairing_ratio_late
         left = row.excess_pairing_early / row.excess_pairing_late
-        assert (
-            f"Early that ratio is {lead * left:.3g} times what it is late: a factor of {lead:.3g}"
-            in told
-        )
+        assert row.lead_excess == pytest.approx(left)
+        factors = f"by a factor of {lead:.3g} that is mechanical, and one of {left:.3g} that is not"
+        assert factors in told
+        assert math.isnan(row.lead_excess_low)  # four weights are too few for an interval
         assert "<table" in found._repr_html_() and "tiny" in repr(found)
 
     def test_files(self, found, tmp_path):

@@ -13,7 +13,7 @@ from tl_tangent.studies import small_study as module
 from tl_tangent.studies.checkpoints import Checkpoint, CheckpointSeries
 from tl_tangent.studies.small_study import CONTROL, MAIN, small_study
 
-SIZES = {"rank": 2, "n_controls": 3, "rows": 4, "batch": 2, "progress": False}
+SIZES = {"rank": 2, "n_controls": 3, "rows": 2, "batch": 1, "progress": False}
 STEPS = replace(OPTIONS, steps=12, every=4, warmup=3)
 
 

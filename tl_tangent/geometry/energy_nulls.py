@@ -10,6 +10,8 @@ With ``sum_i`` over the N tokens of one batch, and ``a_i = Q^T x_i``:
     sign flip    E ||sum_i e_i g_i a_i^T||^2, e_i = +-1 at random  =  sum_i ||g_i||^2 ||a_i||^2
     pairing      E ||sum_i g_i a_p(i)^T||^2, p a random permutation
                  =  ||sum g||^2 ||mean a||^2  +  S_g S_a / (N - 1), S_a = sum_i ||a_i - mean a||^2
+    within       the same for permutations among tokens of one stratum s, such as one input token
+                 =  ||sum_s n_s mean(g)_s mean(a)_s^T||^2  +  sum_s S_g,s S_a,s / (n_s - 1)
     mean part    ||sum g||^2 ||Q^T mu||^2, the energy of ``(sum g) mu^T``
     centred      that of ``G - (sum g) mu^T``, the gradient at inputs ``x - mu``
 
@@ -22,13 +24,13 @@ from __future__ import annotations
 import math
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_tangent.errors import TangentValueError
 from tl_tangent.geometry.energy import check_stack
 from tl_tangent.geometry.linalg import exact_math, full_dtype
-from tl_tangent.geometry.token_energies import NullEnergies, Own, Upstream, token_energies
+from tl_tangent.geometry.token_energies import NullEnergies, Own, Strata, Upstream, token_energies
 
 GRADIENT_TOLERANCE = 0.1  # a gradient summed in bfloat16 stays well below
 CANCELLED = 1e-3  # of the norms of its factors: a gradient below is rounding for all one can tell
@@ -42,6 +44,7 @@ def null_energies(
     *,
     mean: Float[Tensor, " d"] | None = None,
     gradient: Float[Tensor, "o d"] | None = None,
+    strata: Int[Tensor, " n"] | None = None,
 ) -> NullEnergies:
     """Return the energies of a batch and of its nulls in Q_T and its normals.
 
@@ -54,6 +57,7 @@ def null_energies(
         rank: number of columns of each basis.
         mean: mu of the mean part; the mean of ``inputs`` if not given.
         gradient: ``sum_i g_i x_i^T`` where it is known already, which saves the largest product.
+        strata: a label of each token, for the null of pairs that are permuted among equal labels.
 
     Raises:
         TangentValueError: if the numbers of tokens differ, there are none, the bases do not fit, or
@@ -68,7 +72,9 @@ def null_energies(
         if gradient is not None:
             leading = stacked.to(x)[:, :rank]
             _check_gradient(whole @ leading, x @ leading, g)
-        own, upstream = Own.of(x, stacked, rank, mean=mean), Upstream.of(g)
+        groups = None if strata is None else Strata.of(strata)
+        own = Own.of(x, stacked, rank, mean=mean, strata=groups)
+        upstream = Upstream.of(g, groups)
         return token_energies(own, upstream, whole, stacked, rank)
 
 

@@ -8,6 +8,7 @@ maps which read one tensor share the work and nothing of the size of the tokens 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -25,6 +26,7 @@ KINDS: tuple[str, ...] = (
     "pairing",
     "activations",
     "centred_activations",
+    "within_pairing",
 )
 
 
@@ -69,6 +71,38 @@ class NullEnergies:
         return EnergyRatio.of(known, self.totals[row], d=self.d, rank=self.rank)
 
 
+class Strata(NamedTuple):
+    """Groups of tokens within which a null permutes pairs, such as those of one input token.
+
+    Attributes:
+        member: the group of each token.
+        sizes: the number of tokens in each group.
+    """
+
+    member: Int[Tensor, " n"]
+    sizes: Int[Tensor, " stratum"]
+
+    @classmethod
+    def of(cls, labels: Int[Tensor, " n"]) -> Strata:
+        """Group tokens by equal labels."""
+        _, member, sizes = labels.unique(return_inverse=True, return_counts=True)
+        return cls(member, sizes)
+
+    def sums(self, rows: Float[Tensor, "n column"]) -> Float[Tensor, "stratum column"]:
+        """Add up the rows of each group."""
+        found = rows.new_zeros(len(self.sizes), rows.shape[1])
+        return found.index_add_(0, self.member, rows)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Grouped:
+    """One side within strata: the sum of each, and the squares around its own mean."""
+
+    strata: Strata
+    sums: Float[Tensor, "stratum width"]
+    spread: Float[Tensor, "stratum column"]
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Own:
     """The vectors w_i on the compared side.
@@ -79,6 +113,7 @@ class Own:
         centre: that mean.
         mu: the point that the mean part and the centred gradient are about.
         n: number of tokens.
+        grouped: the same within strata, where there are any.
     """
 
     squares: Float[Tensor, "n column"]
@@ -86,6 +121,7 @@ class Own:
     centre: Float[Tensor, " d"]
     mu: Float[Tensor, " d"]
     n: int
+    grouped: Grouped | None = None
 
     @classmethod
     def of(
@@ -95,6 +131,7 @@ class Own:
         rank: int,
         *,
         mean: Float[Tensor, " d"] | None = None,
+        strata: Strata | None = None,
     ) -> Own:
         """Reduce the vectors of a batch; mu is their own mean unless it is given.
 
@@ -111,7 +148,8 @@ class Own:
             squares = _with_total(squared_norms(image + centre @ columns, rank), row_squares(x))
             around = _with_total(squared_norms(image, rank).sum(0), row_squares(away).sum(0))
             mu = centre if mean is None else mean.to(x)
-            return cls(squares, around, centre, mu, len(x))
+            grouped = None if strata is None else _grouped(x, columns, rank, strata)
+            return cls(squares, around, centre, mu, len(x), grouped)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -122,20 +160,24 @@ class Upstream:
         squares: their squared norms.
         sum: their sum.
         spread: the sum of their squares around their mean.
+        grouped: the same within strata, where there are any.
     """
 
     squares: Float[Tensor, " n"]
     sum: Float[Tensor, " other"]
     spread: Float[Tensor, ""]
+    grouped: Grouped | None = None
 
     @classmethod
-    def of(cls, vectors: Float[Tensor, "n other"]) -> Upstream:
+    def of(cls, vectors: Float[Tensor, "n other"], strata: Strata | None = None) -> Upstream:
         """Reduce the vectors of a batch."""
         with exact_math(vectors.device):
             u = vectors.detach().to(full_dtype(vectors.dtype))
             total = column_sums(u)
             around = row_squares(u - total / len(u)).sum()
-            return cls(row_squares(u).squeeze(1), total.double(), around)
+            none = u.new_zeros(u.shape[1], 0)
+            grouped = None if strata is None else _grouped(u, none, 1, strata)
+            return cls(row_squares(u).squeeze(1), total.double(), around, grouped)
 
     @classmethod
     def of_tokens(cls, tokens: Int[Tensor, " n"], vocabulary: int) -> Upstream:
@@ -143,6 +185,15 @@ class Upstream:
         counts = torch.bincount(tokens, minlength=vocabulary).double()
         n = len(tokens)
         return cls(counts.new_ones(n), counts, n - counts.square().sum() / n)
+
+
+def _grouped(
+    x: Float[Tensor, "n d"], columns: Float[Tensor, "d columns"], rank: int, strata: Strata
+) -> Grouped:
+    sums = strata.sums(x)
+    away = x - (sums / strata.sizes[:, None])[strata.member]
+    squares = _with_total(squared_norms(away @ columns, rank), row_squares(away))
+    return Grouped(strata, sums, strata.sums(squares))
 
 
 def column_sums(x: Float[Tensor, "n d"]) -> Float[Tensor, " d"]:
@@ -204,6 +255,7 @@ def token_energies(
             "pairing": constant * at_centre + upstream.spread * own.spread / max(own.n - 1, 1),
             "activations": own.squares.sum(0),
             "centred_activations": own.spread + own.n * _and_whole(away.to(g), own_columns, rank),
+            "within_pairing": _within(own, upstream, own_columns, rank),
         }
     n_bases = image.shape[1] // rank
     energies = torch.full((len(KINDS), n_bases), torch.nan, dtype=torch.float64, device=g.device)
@@ -211,6 +263,25 @@ def token_energies(
         energies[row, : len(kinds[kind]) - 1] = kinds[kind][:-1]
     totals = torch.stack([kinds[kind][-1] for kind in KINDS])
     return NullEnergies(energies, totals, gradient.shape[1], rank)
+
+
+def _within(
+    own: Own, upstream: Upstream, columns: Float[Tensor, "d own"], rank: int
+) -> Float[Tensor, " column"]:
+    """Return the expected energies under a random pairing within each stratum.
+
+    ``||sum_s n_s mean(u)_s mean(w)_s^T||^2 + sum_s S_u,s S_w,s / (n_s - 1)``.
+    """
+    u, w = upstream.grouped, own.grouped
+    if u is None or w is None:
+        return torch.full_like(own.spread, torch.nan)
+    sizes = w.strata.sizes
+    fixed = (u.sums / sizes[:, None]).mT @ w.sums
+    moved = u.spread.squeeze(1) / (sizes - 1).clamp(min=1)
+    return (
+        _with_total(squared_norms(fixed @ columns, rank).sum(0), row_squares(fixed).sum(0))
+        + moved @ w.spread
+    )
 
 
 def _about_mu(

@@ -36,7 +36,7 @@ class AlignOptions:
         batch: rows in a backward pass.
         workers: local processes; None for this one.
         dtype, attention: see :class:`~tl_tangent.studies.checkpoints.Checkpoint`.
-        rank, method, positions, boundary, by, kinds, layers, controls, moments, zeta,
+        rank, method, positions, boundary, by, kinds, layers, controls, moments, zeta, within,
             batches_per_piece, device, threads, seed: see
             :func:`~tl_tangent.studies.alignment.alignment_test`.
         progress: show progress bars on stderr.
@@ -64,6 +64,7 @@ class AlignOptions:
     controls: int = 20
     moments: bool = True
     zeta: float = 0.0
+    within: Literal["token", "shuffled"] | None = None
     workers: int | None = None
     batches_per_piece: int | None = None
     device: str | None = None
@@ -96,6 +97,7 @@ def run_align(options: AlignOptions, command: str | None = None) -> AlignmentTes
         n_controls=options.controls,
         moments=options.moments,
         zeta=options.zeta,
+        within=options.within,
         seed=options.seed,
         out=options.out,
         executor=options.workers,

@@ -11,6 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from tl_tangent.analysis.gradients.meter import Within
 from tl_tangent.errors import TangentValueError
 from tl_tangent.geometry.extractors import EXTRACTORS
 from tl_tangent.geometry.rank import Rank
@@ -43,6 +44,7 @@ def alignment_test(
     n_controls: int = 20,
     moments: bool = True,
     zeta: float = 0.0,
+    within: Within | None = None,
     positions: Positions = NOT_FIRST,
     seed: int = 0,
     out: str | PathLike[str] | None = None,
@@ -74,6 +76,8 @@ def alignment_test(
         moments: also keep ``sum G^T G`` of a checkpoint until IsoScore* with and without Q_T is
             read off it (``8 d^2`` bytes a weight and piece).
         zeta: shrinkage of IsoScore*, towards the identity of the same trace.
+        within: "token" also measures the null within input tokens; see
+            :func:`~tl_tangent.gradient_energy`.
         seed: of the fit and the controls.
         out: a folder that keeps what is finished: the same call goes on from it. A cluster needs
             one that all of its workers see.
@@ -100,6 +104,7 @@ def alignment_test(
         n_controls=n_controls,
         moments=moments,
         zeta=zeta,
+        within=within,
         seed=seed,
         device=device,
         threads=threads,

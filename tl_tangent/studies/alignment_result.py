@@ -211,13 +211,21 @@ def _line(row: Mapping[str, Any]) -> str:
     null = {phase: row[f"pairing_ratio_{phase}"] for phase in PHASES}
     excess = {phase: row[f"excess_pairing_{phase}"] for phase in PHASES}
     lead, left = _over(null["early"], null["late"]), row["lead_excess"]
-    interval = f"{row['lead_excess_low']:.3g} to {row['lead_excess_high']:.3g}"
+    low, high = row["lead_excess_low"], row["lead_excess_high"]
+    interval = f"95 % interval over weights: {low:.3g} to {high:.3g}"
+    if math.isnan(low):
+        interval = "too few weights for an interval"
+    within = ""
+    if "excess_within_token_early" in row:
+        both = [row[f"excess_within_token_{phase}"] for phase in PHASES]
+        within = (
+            f" Over pairs among equal input tokens the excess is {both[0]:.3g} and {both[1]:.3g}."
+        )
     return (
         f"{told} Paired at random, the same activations and output gradients would give "
         f"{null['early']:.3g} early and {null['late']:.3g} late; the excess over that is "
         f"{excess['early']:.3g} and {excess['late']:.3g}. Early exceeds late by a factor of "
-        f"{lead:.3g} that is mechanical, and one of {left:.3g} that is not (95 % interval over "
-        f"weights: {interval})."
+        f"{lead:.3g} that is mechanical, and one of {left:.3g} that is not ({interval}).{within}"
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -25,7 +26,15 @@ from tl_tangent.studies.measured import MeasuredCheckpoint
 
 Group = Literal["model", "kind", "side", "layer", "weight"]
 GROUPS: tuple[Group, ...] = ("model", "kind", "side", "layer", "weight")
-RATIOS = ("energy_ratio", "energy_ratio_exact", "pairing_ratio", "excess_pairing")
+RATIOS = (
+    "energy_ratio",
+    "energy_ratio_exact",
+    "pairing_ratio",
+    "excess_pairing",
+    "within_token_ratio",
+    "excess_within_token",
+    "excess_centred",
+)
 FEWEST, DRAWS = 5, 2000  # weights that an interval over them takes, and its bootstrap draws
 MEANING = {
     **WORDS,
@@ -41,6 +50,9 @@ MEANING = {
     "checkpoints of the logarithm of the energy in Q_T, N of that in the normals of one draw",
     "delta_p_value of a phase": "the same of the mean change of IsoScore*",
     "lead_excess": "excess_pairing early over late, geometric mean over the weights that have both",
+    "energy_ratio_steps, excess_steps, lead_excess_steps": "geometric means in which a checkpoint "
+    "weighs as many steps as it stands for, half of those to either neighbour in its phase; where "
+    "checkpoints are dense at the start, the others are mostly about the start",
     "lead_excess_low, lead_excess_high": "95 % bootstrap interval over weights (of five or more). "
     "Weights share activations, and neither other seeds nor another text are in it",
     "phases": "geometric mean over weights and checkpoints of ratios, mean of delta_tangent and "
@@ -90,6 +102,7 @@ def phase_summary(
     for name, normalised in (("pooled", False), ("normalised", True)):
         ratios = [_summed(found, i, normalised=normalised) for i in weights]
         told[f"energy_ratio_{name}"] = geometric_mean([x.ratio for x in ratios if x is not None])
+    told |= _over_steps(found, weights)
     logarithms = torch.stack([one.statistics.energies[i, 0] for one, i, _ in rows]).log()
     told["p_value"] = _p_value(logarithms, ROUNDING)
     return told | _deltas([one.removals.deltas[i] for one, i, _ in rows if one.removals])
@@ -104,30 +117,70 @@ def excess_lead(
         early, late: the checkpoints of either phase.
         weights: rows of their statistics.
     """
-    logs = [_log_excess(phase, weights) for phase in (early, late)]
-    pairs = [one for one in zip(*logs, strict=True) if None not in one]
-    if not pairs:
+    phases = [sorted(phase, key=lambda one: one.step) for phase in (early, late)]
+    alike = [[1.0] * len(phase) for phase in phases]
+    stands = [steps_of([one.step for one in phase]) for phase in phases]
+    return {
+        **_lead(phases, alike, weights, "lead_excess"),
+        **_lead(phases, stands, weights, "lead_excess_steps"),
+    }
+
+
+def steps_of(steps: Sequence[int]) -> list[float]:
+    """Return how many steps each of some checkpoints in order stands for; 1 of a single one."""
+    if len(steps) < 2:
+        return [1.0] * len(steps)
+    gaps = [0, *(b - a for a, b in pairwise(steps)), 0]
+    return [(before + after) / 2 for before, after in pairwise(gaps)]
+
+
+def _lead(
+    phases: Sequence[Sequence[MeasuredCheckpoint]],
+    stands: Sequence[Sequence[float]],
+    weights: Sequence[int],
+    name: str,
+) -> dict[str, float]:
+    early, late = (
+        [_mean_log(phase, own, i, "excess_pairing") for i in weights]
+        for phase, own in zip(phases, stands, strict=True)
+    )
+    leads = np.array(
+        [a - b for a, b in zip(early, late, strict=True) if a is not None and b is not None]
+    )
+    if not len(leads):
         return {}
-    leads = np.array([before - after for before, after in pairs])
-    told = {"lead_excess": float(np.exp(leads.mean()))}
+    told = {name: float(np.exp(leads.mean()))}
     if len(leads) < FEWEST:
-        return {**told, "lead_excess_low": math.nan, "lead_excess_high": math.nan}
+        return {**told, f"{name}_low": math.nan, f"{name}_high": math.nan}
     drawn = np.random.default_rng(0).choice(leads, (DRAWS, len(leads))).mean(1)
     low, high = np.exp(np.quantile(drawn, [0.025, 0.975])).tolist()
-    return {**told, "lead_excess_low": low, "lead_excess_high": high}
+    return {**told, f"{name}_low": low, f"{name}_high": high}
 
 
-def _log_excess(
-    checkpoints: Iterable[MeasuredCheckpoint], weights: Sequence[int]
-) -> list[float | None]:
-    """Return the mean over checkpoints of the logarithm of each weight's excess."""
-    ordered = sorted(checkpoints, key=lambda one: one.step)
-    found: list[float | None] = []
-    for i in weights:
-        values = [one.rows[i].get("excess_pairing", math.nan) for one in ordered]
-        known = [math.log(value) for value in values if 0 < value < math.inf]
-        found.append(math.fsum(known) / len(known) if known else None)
-    return found
+def _mean_log(
+    checkpoints: Sequence[MeasuredCheckpoint], stands: Sequence[float], weight: int, name: str
+) -> float | None:
+    """Return the mean over checkpoints of the logarithm of a ratio; None where there is none."""
+    pairs = [
+        (share, math.log(value))
+        for one, share in zip(checkpoints, stands, strict=True)
+        if 0 < (value := one.rows[weight].get(name, math.nan)) < math.inf
+    ]
+    whole = math.fsum(share for share, _ in pairs)
+    return math.fsum(share * log for share, log in pairs) / whole if whole else None
+
+
+def _over_steps(
+    checkpoints: Sequence[MeasuredCheckpoint], weights: Sequence[int]
+) -> dict[str, float]:
+    stands = steps_of([one.step for one in checkpoints])
+    told = {}
+    for name, short in (("energy_ratio_exact", "energy_ratio"), ("excess_pairing", "excess")):
+        logs = [_mean_log(checkpoints, stands, i, name) for i in weights]
+        known = [one for one in logs if one is not None]
+        if known:
+            told[f"{short}_steps"] = math.exp(math.fsum(known) / len(known))
+    return told
 
 
 def _deltas(deltas: Sequence[Float[Tensor, " basis"]]) -> dict[str, float]:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 
 from tl_tangent.analysis.gradients.activations import ActivationMeter
-from tl_tangent.analysis.gradients.meter import GradientMeter
+from tl_tangent.analysis.gradients.meter import GradientMeter, Within
 from tl_tangent.analysis.gradients.passes import check_trainable, measure_gradients
 from tl_tangent.analysis.gradients.statistics import GradientStatistics
 from tl_tangent.geometry import SubspaceSet
@@ -47,6 +47,7 @@ class Options:
         n_controls: matched normals at each site.
         moments: whether to keep second moments of gradients until a checkpoint is finished.
         zeta: shrinkage of those moments.
+        within: see :func:`~tl_tangent.gradient_energy`.
         seed: of the fit and the normals.
         device: where models are put; None for a GPU if there is one.
         threads: of torch.
@@ -60,6 +61,7 @@ class Options:
     n_controls: int = 20
     moments: bool = True
     zeta: float = 0.0
+    within: Within | None = None
     seed: int = 0
     device: str | None = None
     threads: int = 1
@@ -158,6 +160,7 @@ def _gradients(piece: Piece) -> dict[str, Any]:
         n_controls=options.n_controls,
         seed=options.seed,
         moments=options.moments,
+        within=options.within,
     )
     measure_gradients(model, meter, batches, plan.objective)
     _leave(piece.path, meter.statistics().save)

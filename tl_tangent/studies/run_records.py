@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-FORMAT = "tl_tangent.gradient_run.1"
+FORMAT = "tl_tangent.gradient_run.2"
 CHECKPOINTS, ACTIVATIONS = "checkpoints", "activations.safetensors"
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from tl_tangent.assets.docstrings import EncodedText, installed_docstrings
+from tl_tangent.errors import TangentValueError
 from tl_tangent.hooks.gradients.objectives import Batch
 from tl_tangent.studies.alignment import alignment_test
 from tl_tangent.studies.alignment_result import AlignmentTest
@@ -98,11 +99,12 @@ def small_study(
         text: what to train on; the docstrings of the installed packages if None.
         rank, n_controls: see :func:`~tl_tangent.alignment_test`.
         rows, batch: validation rows that gradients are measured on at every checkpoint, and how
-            many of them make one gradient.
+            many of them make one gradient. Q_T is fitted on as many others.
         executor: of the test; see :func:`~tl_tangent.alignment_test`.
         progress: show progress bars on stderr.
 
     Raises:
+        TangentValueError: more rows than there are.
         TangentError: as the parts that it is made of.
     """
     folder, options = Path(out), options or SmallRunOptions()
@@ -121,12 +123,19 @@ def small_study(
         for name, run in runs.items()
     ]
     _, validation = run_rows(text, options)
+    if 2 * rows > len(validation):
+        raise TangentValueError(
+            f"rows={rows} to measure and as many others to fit on are more than the "
+            f"{len(validation)} validation rows: ask for fewer, or raise validation_rows"
+        )
     alignment = alignment_test(
         series,
         _batches(validation[:rows, :-1], batch, options.seed),
+        fit_batches=list(validation[rows : 2 * rows, :-1].split(batch)),
         rank=rank,
         n_controls=n_controls,
         boundary=BOUNDARY,
+        within="token",
         out=folder / "alignment",
         executor=executor,
         threads=torch.get_num_threads(),

@@ -101,11 +101,12 @@ def test_nulls_are_the_means_over_all_pairings_and_all_signs(spec, padding):
             continue
         own, other = sides[label.name]
         assert len(own) == 5
-        mean = result.subspaces[label.site].mean
-        mu = mean.double() if label.side == "input" else own.mean(0)
+        mu = own.mean(0)
         spaces = [*bases(result, label.site), torch.eye(label.d, dtype=own.dtype)]
         for kind, expected in by_brute_force(own, other, mu, spaces).items():
-            scale = float(totals.max()) * 1e-14  # dL/db of W_K is zero but for rounding
+            scale = (
+                float(totals.nan_to_num().max()) * 1e-14
+            )  # dL/db of W_K is zero but for rounding
             assert_energies(energies, kind, expected, scale)
             assert_close(totals[KIND[kind]], expected[-1], 1e-9, atol=scale)
 
@@ -238,3 +239,46 @@ def test_the_table_follows_from_the_sums():
         assert told["excess_activations"] == pytest.approx(float(exact[0]) / activations)
         mean = result.statistics.totals[row, KIND["mean_part"]] / result.statistics.totals[row, 0]
         assert told["mean_part"] == pytest.approx(float(mean))
+
+
+# Within input tokens --------------------------------------------------------------------------
+
+
+def test_tokens_alone_decide_the_gradient_where_the_model_sees_nothing_else():
+    """At the first block's W_V the inputs of equal tokens are equal without positions and context:
+    permuting their pairs changes nothing, and permuting pairs of others does."""
+    model, data = llama(), batches(2, batch=8, pos=9)
+    frame = measure(model, data, within="token", kinds="v", layers=0).to_dataframe()
+    assert frame.loc[0, "excess_within_token"] == pytest.approx(1, rel=1e-9)
+    assert frame.loc[0, "excess_pairing"] != pytest.approx(1, rel=1e-2)
+    shuffled = measure(model, data, within="shuffled", kinds="v", layers=0).to_dataframe()
+    assert shuffled.loc[0, "excess_within_token"] != pytest.approx(1, rel=1e-3)
+
+
+@pytest.mark.parametrize("spec", MODELS, ids=IDS)
+def test_within_tokens_is_the_mean_over_pairings_of_equal_ones(spec):
+    """Two rows of three tokens, of two kinds, with padding that belongs to no kind."""
+    model = build(*spec)
+    tokens, mask = torch.tensor([[5, 7, 5, 9], [7, 5, 9, 9]]), torch.ones(2, 4)
+    mask[0, 3:], mask[1, 2:] = 0, 0
+    batch = Batch.of({"input_ids": tokens, "attention_mask": mask})
+    result = measure(model, [batch], fit_batches=batches(), within="token")
+    labels = tokens.flatten()[mask.flatten().bool()].tolist()
+    orders = [list(o) for o in itertools.permutations(range(5)) if [labels[i] for i in o] == labels]
+    sides = both_sides(model, batch)
+    for row, label in enumerate(result.statistics.labels):
+        energies, totals = result.statistics.energies[row], result.statistics.totals[row]
+        if label.name not in sides or label.kind == "embed":
+            assert torch.isnan(energies[KIND["within_pairing"]]).all()
+            continue
+        own, other = sides[label.name]
+        spaces = [*bases(result, label.site), torch.eye(label.d, dtype=own.dtype)]
+        expected = mean_energy([other.T @ own[o] for o in orders], spaces)
+        scale = float(totals.nan_to_num().max()) * 1e-14
+        assert_energies(energies, "within_pairing", expected, scale)
+        assert_close(totals[KIND["within_pairing"]], expected[-1], 1e-9, atol=scale)
+
+
+def test_another_way_within_is_refused():
+    with pytest.raises(ValueError, match="within is None, 'token' or 'shuffled', got 'row'"):
+        measure(within="row")

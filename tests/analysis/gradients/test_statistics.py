@@ -36,7 +36,7 @@ def assert_same(one: GradientStatistics, other: GradientStatistics) -> None:
 def test_what_is_loaded_is_what_was_saved(spec, tmp_path):
     """Bit by bit, with moments, and with the NaN of what was not measured (GPT-2's embeddings)."""
     statistics = measured(*spec).statistics
-    assert bool(statistics.totals.isnan().any()) == (spec[1] == "gpt2")
+    assert bool(statistics.totals[:, :-1].isnan().any()) == (spec[1] == "gpt2")
     statistics.save(tmp_path / "a.safetensors")
     assert_same(GradientStatistics.load(tmp_path / "a.safetensors"), statistics)
 
@@ -141,7 +141,7 @@ def test_a_foreign_file_is_told(saved, tmp_path):
     with pytest.raises(tt.TangentFileError, match="holds something else, not tl_tangent.gradient"):
         GradientStatistics.load(saved)
     measured().subspaces.save(saved)
-    with pytest.raises(tt.TangentFileError, match="not tl_tangent.gradient_statistics.1"):
+    with pytest.raises(tt.TangentFileError, match="not tl_tangent.gradient_statistics.2"):
         GradientStatistics.load(saved)
     saved.write_text("name,energy\n")
     with pytest.raises(tt.TangentFileError, match="can't be read"):

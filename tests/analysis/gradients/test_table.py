@@ -10,7 +10,16 @@ import pandas as pd
 import pytest
 
 from tests import families
-from tests.analysis.gradients.cases import RANK, B, batches, fresh, loss_of, measure, measured
+from tests.analysis.gradients.cases import (
+    RANK,
+    B,
+    batches,
+    build,
+    fresh,
+    loss_of,
+    measure,
+    measured,
+)
 from tl_tangent.analysis.gradients.rows import COLUMNS, WORDS, geometric_mean, grouped_rows
 
 GEOMETRIC = ["energy", "energy_ratio", "energy_ratio_exact", "pairing_ratio", "excess_pairing"]
@@ -20,7 +29,7 @@ ARITHMETIC = ["fraction", "p_value", "mean_part", "efficiency", "delta_tangent",
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_columns_stand_in_one_order_and_each_is_explained(family):
-    frame = measured("hf", family).to_dataframe()
+    frame = measure(build("hf", family), moments=True, within="token").to_dataframe()
     assert list(frame) == [column for column in COLUMNS if column != "weights"]
     assert set(frame) - set(WORDS) == {"weight", "kind", "layer", "side", "d", "rank"}
     assert measured("hf", family).conventions["meaning"] == WORDS

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tl_tangent.analysis.gradients.activations import fit_at_weights, name_of
-from tl_tangent.analysis.gradients.meter import GradientMeter
+from tl_tangent.analysis.gradients.meter import GradientMeter, Within
 from tl_tangent.analysis.gradients.passes import check_trainable, measure_gradients
 from tl_tangent.analysis.gradients.removals import Removals, removals_of
 from tl_tangent.analysis.gradients.rows import (
@@ -56,6 +56,7 @@ def gradient_energy(
     layers: Iterable[int] | int | None = None,
     n_controls: int = 20,
     nulls: bool = True,
+    within: Within | None = None,
     moments: bool = False,
     zeta: float = 0.0,
     seed: int = 0,
@@ -80,6 +81,10 @@ def gradient_energy(
         kinds, layers: which weights; all by default.
         n_controls: B, matched random normals at each site.
         nulls: also measure what is mechanical (see :mod:`tl_tangent.geometry.energy_nulls`).
+        within: "token": also measure the null that pairs inputs and output gradients at random
+            among the tokens with the same input id only; "shuffled": the same among groups of the
+            same sizes with random members, as a control of it. Costs about one matrix product a
+            weight.
         moments: also keep ``sum G^T G`` (8 d^2 bytes a weight), for the removal test on IsoScore*
             and for the upper bound.
         zeta: shrinkage of IsoScore*, towards the identity of the same trace.
@@ -106,7 +111,13 @@ def gradient_energy(
             model, weights, fit, rank, method, positions=positions, seed=seed
         )
     meter = GradientMeter(
-        weights, subspaces, n_controls=n_controls, seed=seed, nulls=nulls, moments=moments
+        weights,
+        subspaces,
+        n_controls=n_controls,
+        seed=seed,
+        nulls=nulls,
+        moments=moments,
+        within=within,
     )
     measure_gradients(model, meter, shown(data, progress, "gradients"), objective)
     chosen = {weight.site for weight in weights.weights}
@@ -124,6 +135,8 @@ def gradient_energy(
         else sorted({str(subspaces[site].positions) for site in chosen}),
         "gradient_positions": "all real tokens",
         "n_controls": n_controls,
+        "within": within,
+        "tokens_of_a_gradient": meter.n_tokens / max(meter.n_batches, 1),
         "zeta": zeta,
         "seed": seed,
         "not_measured": list(weights.left_out),

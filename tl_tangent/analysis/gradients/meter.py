@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_tangent.analysis.gradients.probe import Probe, make_probes
 from tl_tangent.analysis.gradients.statistics import GradientStatistics, Label
-from tl_tangent.errors import TangentRuntimeError
+from tl_tangent.errors import TangentRuntimeError, TangentValueError
 from tl_tangent.geometry import TangentSubspace
 from tl_tangent.geometry.energy import energies, total_energy
 from tl_tangent.geometry.gram import BlockGram
 from tl_tangent.geometry.linalg import full_dtype
-from tl_tangent.geometry.token_energies import KINDS, Own, Upstream, token_energies
+from tl_tangent.geometry.token_energies import KINDS, Own, Strata, Upstream, token_energies
 from tl_tangent.hooks.gradients.watch import watching_maps
 from tl_tangent.hooks.gradients.weight import Weight, Weights
+
+Within = Literal["token", "shuffled"]
 
 
 class GradientMeter:
@@ -36,6 +38,8 @@ class GradientMeter:
         seed: of the controls.
         nulls: measure what is mechanical.
         moments: keep ``sum G^T G`` of every weight: ``8 * d**2`` bytes each.
+        within: also measure the null of pairs permuted among equal input tokens, or, as a control
+            of that one, among groups of the same sizes with shuffled members.
 
     Raises:
         TangentError: as :func:`~tl_tangent.analysis.gradients.probe.make_probes`.
@@ -50,8 +54,11 @@ class GradientMeter:
         seed: int = 0,
         nulls: bool = True,
         moments: bool = False,
+        within: Within | None = None,
     ) -> None:
-        self.weights, self.nulls = weights.weights, nulls
+        if within not in (None, "token", "shuffled"):
+            raise TangentValueError(f"within is None, 'token' or 'shuffled', got {within!r}")
+        self.weights, self.nulls, self.within = weights.weights, nulls, within
         self.n_controls = n_controls
         self._probes = make_probes(weights, subspaces, n_controls, seed)
         self.labels = tuple(self._label(weight) for weight in self.weights)
@@ -83,18 +90,30 @@ class GradientMeter:
         )
 
     @contextmanager
-    def watching(self, real: Tensor | None = None) -> Iterator[None]:
+    def watching(
+        self, real: Tensor | None = None, tokens: Int[Tensor, "batch pos"] | None = None
+    ) -> Iterator[None]:
         """Note what one forward and backward pass shows, for the nulls.
 
         Args:
             real: which rows of ``[batch * pos]`` are real tokens; None for all.
+            tokens: what is read, for the null within tokens.
         """
         if not self.nulls:
             yield
             return
-        self._noted.forget(real)
+        self._noted.forget(real, self._strata(real, tokens))
         with watching_maps(self.weights, self._noted.receive):
             yield
+
+    def _strata(self, real: Tensor | None, tokens: Tensor | None) -> Strata | None:
+        if self.within is None or tokens is None:
+            return None
+        labels = tokens.flatten() if real is None else tokens.flatten()[real]
+        if self.within == "shuffled":
+            generator = torch.Generator().manual_seed(self.n_batches)
+            labels = labels[torch.randperm(len(labels), generator=generator).to(labels.device)]
+        return Strata.of(labels)
 
     def record(self, loss: float = 0.0, n_tokens: int = 0) -> None:
         """Add the gradients that lie in the parameters now.
@@ -186,8 +205,10 @@ class _Noted:
         self._shared: dict[str, tuple[Tensor, Own]] = {}
         self._left: Counter[str] = Counter()
         self._real: Tensor | None = None
+        self._strata: Strata | None = None
 
-    def forget(self, real: Tensor | None) -> None:
+    def forget(self, real: Tensor | None, strata: Strata | None = None) -> None:
+        self._strata = strata
         self._real = None if real is None else real.nonzero().flatten()
         self.pairs, self._shared, self._left = {}, {}, Counter(self._readers)
 
@@ -198,26 +219,29 @@ class _Noted:
                 "and backward pass a batch (no gradient accumulation while nulls are measured)"
             )
         if weight.side == "input":
-            self.pairs[weight.name] = self._read(weight, x), Upstream.of(self._rows(g))
+            self.pairs[weight.name] = self._read(weight, x), self._other(g)
         elif weight.kind == "embed":
             self.pairs[weight.name] = self._of_embedding(weight, self._rows(x.flatten()), g)
         else:
-            self.pairs[weight.name] = self._own(weight, g), Upstream.of(self._rows(x))
+            self.pairs[weight.name] = self._own(weight, g), self._other(x)
 
     def _read(self, weight: Weight, x: Tensor) -> Own:
         site = weight.site
         known, own = self._shared.get(site, (None, None))
         if own is None or not _same(known, x):
-            own = self._own(weight, x, self._probes[site].subspace.mean)
+            own = self._own(weight, x)
             self._shared[site] = x, own
         self._left[site] -= 1
         if not self._left[site]:
             del self._shared[site]
         return own
 
-    def _own(self, weight: Weight, vectors: Tensor, mean: Tensor | None = None) -> Own:
-        probe = self._probes[weight.site]
-        return Own.of(self._rows(vectors), probe.tangent_on(vectors), probe.rank, mean=mean)
+    def _own(self, weight: Weight, vectors: Tensor) -> Own:
+        probe, rows = self._probes[weight.site], self._rows(vectors)
+        return Own.of(rows, probe.tangent_on(vectors), probe.rank, strata=self._strata)
+
+    def _other(self, vectors: Tensor) -> Upstream:
+        return Upstream.of(self._rows(vectors), self._strata)
 
     def _of_embedding(self, weight: Weight, tokens: Tensor, g: Tensor) -> tuple[Own, Upstream]:
         """The pair of an embedding, which learns nothing from its own padding token."""

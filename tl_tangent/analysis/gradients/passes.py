@@ -34,7 +34,7 @@ def measure_gradients(
         for batch in batches:
             placed = batch.to(device)
             model.zero_grad(set_to_none=True)
-            with meter.watching(placed.real_tokens()):
+            with meter.watching(placed.real_tokens(), placed.tokens):
                 loss = loss_of(objective, model, placed)
                 _check_loss(loss)
                 loss.backward()

@@ -20,20 +20,29 @@ WORDS = {
     "p_floor": "1 / (1 + n_controls), the smallest p-value that there is",
     "pairing_ratio": "energy_ratio_exact expected when inputs and output gradients of a batch are "
     "paired at random: what the activations alone give",
-    "excess_pairing": "energy_ratio_exact / pairing_ratio; about 1 where all is mechanical",
+    "excess_pairing": "energy_ratio_exact / pairing_ratio; about 1 where all is mechanical. A tie "
+    "between inputs and output gradients adds up over the tokens of a batch more than what is "
+    "mechanical: an excess grows with the number of tokens in one gradient",
+    "within_token_ratio": "the same when they are paired at random among the tokens with the same "
+    "input id only: what the token that is read gives, whatever its context",
+    "excess_within_token": "energy_ratio_exact / within_token_ratio",
     "sign_flip_ratio": "energy_ratio_exact expected under random signs of the tokens' gradients",
     "excess_sign_flip": "energy_ratio_exact / sign_flip_ratio",
     "activation_ratio": "energy_ratio_exact of the fitted activations' own variance in Q_T",
     "excess_activations": "energy_ratio_exact / activation_ratio",
-    "mean_part": "||(sum g) mu^T||^2 / ||G||^2, the part of the gradient that the mean makes; on "
-    "the output side mu is the mean of the output gradients. It may exceed 1: parts interfere",
+    "mean_part": "||(sum g) mu^T||^2 / ||G||^2, the part that no pairing changes: mu is the mean "
+    "of a batch's inputs, on the output side of its output gradients. It may exceed 1: parts "
+    "interfere",
     "energy_ratio_centred": "energy_ratio_exact of G - (sum g) mu^T",
+    "excess_centred": "energy_ratio_centred over that of the vectors around mu, which a random "
+    "pairing gives it",
     "efficiency": "energy in Q_T over the most that any subspace of its rank holds of G^T G",
     "isoscore": "of sum G^T G, uncentred, divided by d - 1",
     "delta_tangent": "IsoScore* without Q_T (reduced: divided by d - rank - 1) minus isoscore",
     "delta_normal": "the same without a matched normal, mean over controls",
     "delta_p_value": "(1 + #{delta_N >= delta_T}) / (1 + n_controls)",
 }
+NULLS = {"pairing": "pairing", "within_pairing": "within_token", "sign_flip": "sign_flip"}
 COLUMNS = ("weight", "kind", "layer", "side", "weights", "d", "rank", *WORDS)  # in this order
 MEANS = "geometric mean over weights of ratios, arithmetic mean of the rest"
 
@@ -77,11 +86,11 @@ def _mechanical(
     statistics: GradientStatistics, row: int, label: Label, found: EnergyRatio
 ) -> dict[str, Any]:
     told: dict[str, Any] = {}
-    for kind in ("pairing", "sign_flip"):
+    for kind, name in NULLS.items():
         null = statistics.ratio(row, kind)
         if null is not None:
-            told[f"{kind}_ratio"] = null.exact_ratio
-            told[f"excess_{kind}"] = found.exact_excess(null)
+            told[f"{name}_ratio"] = null.exact_ratio
+            told[f"excess_{name}"] = found.exact_excess(null)
     if label.activation_share is not None and 0 < label.activation_share < 1:
         own = EnergyRatio(label.activation_share, (), 1.0, label.d, label.rank)
         told["activation_ratio"] = own.exact_ratio
@@ -90,6 +99,9 @@ def _mechanical(
     if mean is not None and centred is not None:
         told["mean_part"] = mean.total / found.total
         told["energy_ratio_centred"] = centred.exact_ratio
+        around = statistics.ratio(row, "centred_activations")
+        if around is not None:
+            told["excess_centred"] = centred.exact_excess(around)
     return told
 
 
@@ -99,11 +111,14 @@ RATIOS = (
     "energy_ratio_exact",
     "pairing_ratio",
     "excess_pairing",
+    "within_token_ratio",
+    "excess_within_token",
     "sign_flip_ratio",
     "excess_sign_flip",
     "activation_ratio",
     "excess_activations",
     "energy_ratio_centred",
+    "excess_centred",
 )
 PLAIN = (
     "fraction",

@@ -19,7 +19,7 @@ from tl_tangent.errors import TangentFileError, TangentValueError
 from tl_tangent.geometry.energy import EnergyRatio
 from tl_tangent.geometry.token_energies import KINDS
 
-FORMAT = "tl_tangent.gradient_statistics.1"
+FORMAT = "tl_tangent.gradient_statistics.2"
 
 
 @dataclass(frozen=True)
