@@ -7,6 +7,7 @@ maps which read one tensor share the work and nothing of the size of the tokens 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from tl_tangent.errors import TangentValueError
 from tl_tangent.geometry.energy import EnergyRatio, check_stack
 from tl_tangent.geometry.linalg import exact_math, full_dtype
 
+IN_RANGE = 1e12  # entries up to here, and from its inverse, have squares that float32 can add up
 KINDS: tuple[str, ...] = (
     "gradient",
     "centred_gradient",
@@ -202,8 +204,14 @@ def column_sums(x: Float[Tensor, "n d"]) -> Float[Tensor, " d"]:
 
 
 def row_squares(x: Float[Tensor, "n d"]) -> Float[Tensor, "n 1"]:
-    """Return the squared norm of each row, in float64; the norms are those of their dtype."""
-    return torch.linalg.vector_norm(x, dim=1, keepdim=True).double().square()
+    """Return the squared norm of each row, in float64.
+
+    Norms are summed in the dtype of the rows, which is quick, unless squares leave its range.
+    """
+    largest = float(torch.linalg.vector_norm(x, math.inf)) if x.numel() else 1.0
+    quick = 1 / IN_RANGE < largest < IN_RANGE or largest == 0
+    dtype = x.dtype if quick else torch.float64
+    return torch.linalg.vector_norm(x, dim=1, keepdim=True, dtype=dtype).double().square()
 
 
 def squared_norms(x: Float[Tensor, "*row column"], rank: int) -> Float[Tensor, "*row basis"]:

@@ -236,7 +236,10 @@ def test_the_table_follows_from_the_sums():
         own = result.subspaces[label.site].explained
         activations = own / (1 - own) * (d - RANK) / RANK
         assert told["activation_ratio"] == pytest.approx(activations)
-        assert told["excess_activations"] == pytest.approx(float(exact[0]) / activations)
+        if label.side == "input":
+            assert told["excess_activations"] == pytest.approx(float(exact[0]) / activations)
+        around = float(exact[KIND["centred_activations"]])
+        assert told["excess_centred"] == pytest.approx(told["energy_ratio_centred"] / around)
         mean = result.statistics.totals[row, KIND["mean_part"]] / result.statistics.totals[row, 0]
         assert told["mean_part"] == pytest.approx(float(mean))
 
@@ -282,3 +285,55 @@ def test_within_tokens_is_the_mean_over_pairings_of_equal_ones(spec):
 def test_another_way_within_is_refused():
     with pytest.raises(ValueError, match="within is None, 'token' or 'shuffled', got 'row'"):
         measure(within="row")
+
+
+# Where a map is not what it seems ---------------------------------------------------------------
+
+
+def scaled(module, args, output):
+    return output * torch.linspace(0.1, 2, output.shape[1], dtype=output.dtype)[None, :, None]
+
+
+def test_a_hook_behind_a_map_is_refused_and_gradients_alone_are_measured():
+    model = fresh("hf", "llama")
+    handle = model.model.layers[0].self_attn.q_proj.register_forward_hook(scaled)
+    with pytest.raises(RuntimeError, match="blocks.0.attn.W_Q is not sum g x.*nulls=False"):
+        measure(model)
+    assert measure(model, nulls=False).statistics.n_batches == 2
+    handle.remove()
+    measure(model)
+
+
+def test_a_gradient_that_was_clipped_is_still_that_of_its_map():
+    model = llama()
+    found = measure(model)
+    half = measure(model, objective=lambda model, batch: loss_of("causal", model, batch) / 2)
+    row = KIND["gradient"]
+    assert_close(half.statistics.energies[:, row] * 4, found.statistics.energies[:, row], 1e-9)
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e-21, 1e21, 1e25])
+def test_ratios_are_free_of_the_scale_of_the_loss_in_float32_too(scale):
+    model = fresh("hf", "llama", torch.float32)
+    if scale < 1e-23 or scale > 1e23:
+        model.double()  # float32 gradients of these would underflow themselves
+
+    def objective(model, batch):
+        return loss_of("causal", model, batch) * scale
+
+    one, other = measure(model).to_dataframe(), measure(model, objective=objective).to_dataframe()
+    for column in ("energy_ratio_exact", "pairing_ratio", "sign_flip_ratio"):
+        np.testing.assert_allclose(other[column], one[column], rtol=2e-3)
+
+
+def test_one_token_leaves_nothing_around_its_mean():
+    """What is left of a difference is rounding, and no ratio is made of it."""
+
+    def only(model, batch):
+        return -model(batch.tokens).logits[0, 0].log_softmax(-1)[5]
+
+    model, token = fresh("hf", "llama", torch.float32), batches(1, batch=1, pos=1)[0]
+    frame = measure(model, [token], fit_batches=batches(), objective=only).to_dataframe()
+    heard = frame[~frame["kind"].isin(["q", "k"])]  # one position attends to itself alone
+    assert heard["energy_ratio_exact"].notna().all()
+    assert "energy_ratio_centred" not in frame or frame["energy_ratio_centred"].isna().all()

@@ -138,6 +138,15 @@ def test_batches_are_tokens_or_mappings():
         (torch.ones(2, 3), r"got \[2, 3\]"),
         ("text", "got str"),
         ({"tokens": torch.ones(2, 3)}, "got NoneType"),
+        (torch.zeros(2, 0, dtype=torch.int64), r"of \[2, 0\] tokens is empty"),
+        (
+            {"input_ids": torch.arange(6).view(2, 3), "position_ids": torch.arange(3)[None]},
+            "has position_ids, which is not passed on",
+        ),
+        (
+            {"input_ids": torch.arange(6).view(2, 3), "token_type_ids": torch.ones(2, 3).long()},
+            r"has token_type_ids \(other than 0\), which is not passed on",
+        ),
         (
             {"input_ids": torch.arange(6).view(2, 3), "attention_mask": torch.ones(2, 2)},
             r"attention_mask is \[2, 2\] and the tokens \[2, 3\]",

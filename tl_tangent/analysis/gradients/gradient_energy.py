@@ -97,6 +97,8 @@ def gradient_energy(
         TangentKeyError: a site without a subspace.
         TangentRuntimeError: a loss or gradient that is not finite.
     """
+    if not 0 <= zeta <= 1:
+        raise TangentValueError(f"zeta is in [0, 1], got {zeta}")
     weights = find_weights(model).choose(kinds, layers)
     check_trainable(weights)
     data = [Batch.of(one) for one in listed(batches)]
@@ -205,8 +207,13 @@ class GradientEnergy:
         if "excess_pairing" in frame:
             told += (
                 f". Paired at random, the same activations and output gradients would give "
-                f"{middle('pairing_ratio'):.1f}: the excess is {middle('excess_pairing'):.2f}"
+                f"{middle('pairing_ratio'):.1f}: the excess is {middle('excess_pairing'):.2f} at "
+                f"{self.conventions['tokens_of_a_gradient']:.0f} tokens a gradient"
             )
+        if "excess_within_token" in frame:
+            told += f", and {middle('excess_within_token'):.2f} over pairs among equal input tokens"
+        if self.conventions["subspaces"] == "the same batches":
+            told += ". Q_T was fitted on the very tokens whose gradients are measured"
         return told + "."
 
     def plot(self) -> Figure:

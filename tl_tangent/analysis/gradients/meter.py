@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_tangent.analysis.gradients.probe import Probe, make_probes
+from tl_tangent.analysis.gradients.noted import Noted
+from tl_tangent.analysis.gradients.probe import make_probes
 from tl_tangent.analysis.gradients.statistics import GradientStatistics, Label
 from tl_tangent.errors import TangentRuntimeError, TangentValueError
 from tl_tangent.geometry import TangentSubspace
 from tl_tangent.geometry.energy import energies, total_energy
 from tl_tangent.geometry.gram import BlockGram
 from tl_tangent.geometry.linalg import full_dtype
-from tl_tangent.geometry.token_energies import KINDS, Own, Strata, Upstream, token_energies
+from tl_tangent.geometry.token_energies import KINDS, Own, Strata, token_energies
 from tl_tangent.hooks.gradients.watch import watching_maps
 from tl_tangent.hooks.gradients.weight import Weight, Weights
 
@@ -58,6 +58,8 @@ class GradientMeter:
     ) -> None:
         if within not in (None, "token", "shuffled"):
             raise TangentValueError(f"within is None, 'token' or 'shuffled', got {within!r}")
+        if n_controls < 0:
+            raise TangentValueError(f"n_controls is 0 or more, got {n_controls}")
         self.weights, self.nulls, self.within = weights.weights, nulls, within
         self.n_controls = n_controls
         self._probes = make_probes(weights, subspaces, n_controls, seed)
@@ -66,7 +68,7 @@ class GradientMeter:
         self._energies = torch.zeros(*shape, 1 + n_controls, dtype=torch.float64)
         self._totals = torch.zeros(*shape, dtype=torch.float64)
         self._grams: dict[str, BlockGram] | None = {} if moments else None
-        self._noted = _Noted(self.weights, self._probes)
+        self._noted = Noted(self.weights, self._probes)
         self.n_batches, self.n_tokens, self.loss = 0, 0, 0.0
 
     @property
@@ -142,6 +144,7 @@ class GradientMeter:
             TangentRuntimeError: a weight without a gradient.
         """
         found = [self._measured(weight) for weight in self.weights]
+        self._noted.checks = False  # once is enough: a model does not change what its maps are
         self._noted.forget(None)
         energies, totals = zip(*found, strict=True)
         return torch.stack(energies), torch.stack(totals)
@@ -163,6 +166,7 @@ class GradientMeter:
                 "nulls=False"
             )
         if noted is not None:
+            self._noted.check(weight, gradient)
             found = token_energies(*noted, gradient, probe.on(gradient), probe.rank)
             return found.energies.cpu(), found.totals.cpu()
         shape = (len(KINDS), 1 + self.n_controls)
@@ -190,72 +194,3 @@ class GradientMeter:
             self.n_tokens,
             self.loss,
         )
-
-
-class _Noted:
-    """What a backward pass showed of each weight: its own side, and the other.
-
-    Maps that read one tensor share the work on it, so it is held until the last of them has come.
-    """
-
-    def __init__(self, weights: Iterable[Weight], probes: Mapping[str, Probe]) -> None:
-        self.pairs: dict[str, tuple[Own, Upstream]] = {}
-        self._probes = probes
-        self._readers = Counter(one.site for one in weights if one.side == "input")
-        self._shared: dict[str, tuple[Tensor, Own]] = {}
-        self._left: Counter[str] = Counter()
-        self._real: Tensor | None = None
-        self._strata: Strata | None = None
-
-    def forget(self, real: Tensor | None, strata: Strata | None = None) -> None:
-        self._strata = strata
-        self._real = None if real is None else real.nonzero().flatten()
-        self.pairs, self._shared, self._left = {}, {}, Counter(self._readers)
-
-    def receive(self, weight: Weight, x: Tensor, g: Tensor) -> None:
-        if weight.name in self.pairs:
-            raise TangentRuntimeError(
-                f"{weight.name} was passed twice before its gradient was recorded: run one forward "
-                "and backward pass a batch (no gradient accumulation while nulls are measured)"
-            )
-        if weight.side == "input":
-            self.pairs[weight.name] = self._read(weight, x), self._other(g)
-        elif weight.kind == "embed":
-            self.pairs[weight.name] = self._of_embedding(weight, self._rows(x.flatten()), g)
-        else:
-            self.pairs[weight.name] = self._own(weight, g), self._other(x)
-
-    def _read(self, weight: Weight, x: Tensor) -> Own:
-        site = weight.site
-        known, own = self._shared.get(site, (None, None))
-        if own is None or not _same(known, x):
-            own = self._own(weight, x)
-            self._shared[site] = x, own
-        self._left[site] -= 1
-        if not self._left[site]:
-            del self._shared[site]
-        return own
-
-    def _own(self, weight: Weight, vectors: Tensor) -> Own:
-        probe, rows = self._probes[weight.site], self._rows(vectors)
-        return Own.of(rows, probe.tangent_on(vectors), probe.rank, strata=self._strata)
-
-    def _other(self, vectors: Tensor) -> Upstream:
-        return Upstream.of(self._rows(vectors), self._strata)
-
-    def _of_embedding(self, weight: Weight, tokens: Tensor, g: Tensor) -> tuple[Own, Upstream]:
-        """The pair of an embedding, which learns nothing from its own padding token."""
-        assert weight.writes is not None
-        g, padding = self._rows(g), getattr(weight.writes.module, "padding_idx", None)
-        if padding is not None:
-            tokens, g = tokens[tokens != padding], g[tokens != padding]
-        probe = self._probes[weight.site]
-        upstream = Upstream.of_tokens(tokens, weight.parameter.shape[0])
-        return Own.of(g, probe.tangent_on(g), probe.rank), upstream
-
-    def _rows(self, x: Any) -> Tensor:
-        return x if self._real is None else x[self._real.to(x.device)]
-
-
-def _same(a: Tensor | None, b: Tensor) -> bool:
-    return a is not None and a.data_ptr() == b.data_ptr() and a.shape == b.shape

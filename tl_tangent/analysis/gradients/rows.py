@@ -17,9 +17,10 @@ WORDS = {
     "energy_ratio_exact": "f_T / (1 - f_T) * (d - rank) / rank: the same in the limit of many "
     "normals",
     "p_value": "(1 + #{E_N >= E_T}) / (1 + n_controls)",
+    "p_value_mean": "mean of p_value over weights; no p-value itself",
     "p_floor": "1 / (1 + n_controls), the smallest p-value that there is",
     "pairing_ratio": "energy_ratio_exact expected when inputs and output gradients of a batch are "
-    "paired at random: what the activations alone give",
+    "paired at random: what they give without the tie between the two",
     "excess_pairing": "energy_ratio_exact / pairing_ratio; about 1 where all is mechanical. A tie "
     "between inputs and output gradients adds up over the tokens of a batch more than what is "
     "mechanical: an excess grows with the number of tokens in one gradient",
@@ -28,7 +29,8 @@ WORDS = {
     "excess_within_token": "energy_ratio_exact / within_token_ratio",
     "sign_flip_ratio": "energy_ratio_exact expected under random signs of the tokens' gradients",
     "excess_sign_flip": "energy_ratio_exact / sign_flip_ratio",
-    "activation_ratio": "energy_ratio_exact of the fitted activations' own variance in Q_T",
+    "activation_ratio": "energy_ratio_exact of the variance that Q_T was fitted to, of the model "
+    "and tokens of the fit",
     "excess_activations": "energy_ratio_exact / activation_ratio",
     "mean_part": "||(sum g) mu^T||^2 / ||G||^2, the part that no pairing changes: mu is the mean "
     "of a batch's inputs, on the output side of its output gradients. It may exceed 1: parts "
@@ -41,7 +43,9 @@ WORDS = {
     "delta_tangent": "IsoScore* without Q_T (reduced: divided by d - rank - 1) minus isoscore",
     "delta_normal": "the same without a matched normal, mean over controls",
     "delta_p_value": "(1 + #{delta_N >= delta_T}) / (1 + n_controls)",
+    "delta_p_value_mean": "mean of delta_p_value over weights; no p-value itself",
 }
+P_VALUES = ("p_value", "delta_p_value")
 NULLS = {"pairing": "pairing", "within_pairing": "within_token", "sign_flip": "sign_flip"}
 COLUMNS = ("weight", "kind", "layer", "side", "weights", "d", "rank", *WORDS)  # in this order
 MEANS = "geometric mean over weights of ratios, arithmetic mean of the rest"
@@ -94,7 +98,8 @@ def _mechanical(
     if label.activation_share is not None and 0 < label.activation_share < 1:
         own = EnergyRatio(label.activation_share, (), 1.0, label.d, label.rank)
         told["activation_ratio"] = own.exact_ratio
-        told["excess_activations"] = found.exact_excess(own)
+        if label.side == "input":  # on the output side they are no part of the gradient
+            told["excess_activations"] = found.exact_excess(own)
     mean, centred = statistics.ratio(row, "mean_part"), statistics.ratio(row, "centred_gradient")
     if mean is not None and centred is not None:
         told["mean_part"] = mean.total / found.total
@@ -147,7 +152,7 @@ def _means(group: list[Mapping[str, Any]]) -> dict[str, float]:
             values = [float(row[name]) for row in group if row.get(name) is not None]
             known = [value for value in values if not math.isnan(value)]
             if known:
-                found[name] = mean(known)
+                found[name if name not in P_VALUES else f"{name}_mean"] = mean(known)
     return found
 
 

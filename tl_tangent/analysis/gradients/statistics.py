@@ -19,6 +19,8 @@ from tl_tangent.errors import TangentFileError, TangentValueError
 from tl_tangent.geometry.energy import EnergyRatio
 from tl_tangent.geometry.token_energies import KINDS
 
+WHOLE_OF = {"centred_gradient": "gradient", "centred_activations": "activations"}
+ROUNDING = 1e-12  # of an energy, in float32: no part below can be told from nothing
 FORMAT = "tl_tangent.gradient_statistics.2"
 
 
@@ -97,10 +99,14 @@ class GradientStatistics:
         )
 
     def ratio(self, row: int, kind: str = "gradient") -> EnergyRatio | None:
-        """Return one row's energies of one kind; None where it was not measured or is zero."""
+        """Return one row's energies of one kind.
+
+        None where it was not measured, is zero, or is what rounding leaves of a difference.
+        """
         column = KINDS.index(kind)
         total = float(self.totals[row, column])
-        if not total > 0:
+        whole = float(self.totals[row, KINDS.index(WHOLE_OF.get(kind, kind))])
+        if not total > ROUNDING * whole or not total > 0:
             return None
         label = self.labels[row]
         known = self.energies[row, column]

@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from tl_tangent.errors import TangentValueError
 from tl_tangent.hooks import compat
 
+KEYS = {"input_ids", "input", "attention_mask", "labels", "token_type_ids", "special_tokens_mask"}
 IGNORED = -100  # Hugging Face's label of a token that is not predicted
 
 
@@ -48,6 +49,11 @@ class Batch:
                 f"a batch is a tensor of token ids [batch, pos], or a mapping with that under "
                 f"'input_ids' (and 'attention_mask', 'labels'); got {what}"
             )
+        _check_keys(found)
+        if not tokens.numel():
+            raise TangentValueError(
+                f"a batch of {list(tokens.shape)} tokens is empty: leave it out"
+            )
         mask, labels = found.get("attention_mask"), found.get("labels")
         for name, one in (("attention_mask", mask), ("labels", labels)):
             if one is not None and one.shape != tokens.shape:
@@ -55,7 +61,7 @@ class Batch:
                     f"{name} is {list(one.shape)} and the tokens {list(tokens.shape)}"
                 )
         real = None if mask is None or bool(mask.bool().all()) else mask.bool()
-        return cls(tokens, real, labels)
+        return cls(tokens.long(), real, labels)
 
     def real_tokens(self) -> Bool[Tensor, " token"] | None:
         """Which rows of ``[batch * pos]`` are real; None for all."""
@@ -66,6 +72,20 @@ class Batch:
         mask = None if self.mask is None else self.mask.to(device).clone()
         labels = None if self.labels is None else self.labels.to(device).clone()
         return Batch(self.tokens.to(device).clone(), mask, labels)
+
+
+def _check_keys(given: Mapping[str, Any]) -> None:
+    """Refuse what would change the model's reading and is not passed on."""
+    plain = given.get("token_type_ids")
+    unknown = sorted(set(given) - KEYS)
+    if plain is not None and bool(plain.any()):
+        unknown.append("token_type_ids (other than 0)")
+    if unknown:
+        raise TangentValueError(
+            f"a batch has {', '.join(unknown)}, which is not passed on to the model; it takes "
+            f"{', '.join(sorted(KEYS))}. Leave it out, or give an objective (model, batch) -> loss "
+            "that passes it on"
+        )
 
 
 Objective: TypeAlias = Literal["causal", "masked"] | Callable[[Any, Batch], Tensor]
@@ -99,6 +119,8 @@ def loss_of(objective: Objective, model: Any, batch: Batch) -> Float[Tensor, ""]
         raise TangentValueError("a masked objective needs labels: make the batches by mask_tokens")
     else:
         labels = batch.labels
+        if batch.mask is not None:  # padding predicts nothing
+            labels = labels.masked_fill(~batch.mask, IGNORED)
     if not bool((labels != IGNORED).any()):
         raise TangentValueError(
             f"nothing is predicted in a batch of {list(batch.tokens.shape)} tokens: all labels "
