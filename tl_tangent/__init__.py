@@ -19,6 +19,8 @@ from tl_tangent.analysis.attention.term_losses import (
     attention_term_losses,
 )
 from tl_tangent.analysis.attention.term_orders import attention_term_orders
+from tl_tangent.analysis.frequency.frequency_dispersion import frequency_dispersion
+from tl_tangent.analysis.frequency.frequency_result import FrequencyDispersion
 from tl_tangent.analysis.gradients.gradient_energy import GradientEnergy, gradient_energy
 from tl_tangent.analysis.removal_test import RemovalTest, removal_test
 from tl_tangent.analysis.stream.part_recovery import PartRecovery, part_recovery
@@ -67,6 +69,7 @@ __all__ = [
     "AttentionTermOrders",
     "AttentionTermShares",
     "CheckpointSeries",
+    "FrequencyDispersion",
     "GradientEnergy",
     "GradientRecorder",
     "GradientRun",
@@ -100,6 +103,7 @@ __all__ = [
     "collect",
     "detach",
     "fit_subspaces",
+    "frequency_dispersion",
     "gradient_energy",
     "isoscore",
     "isoscore_from_covariance",

@@ -1,0 +1,1 @@
+"""Token types of a model: how frequent they are, and how far their occurrences spread."""
