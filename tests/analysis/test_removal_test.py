@@ -110,6 +110,8 @@ def test_the_result_shows_itself():
 
 def test_what_it_refuses():
     model = a_model()
+    with pytest.raises(tt.TangentValueError, match="LlamaForCausalLM: wrap it by tl_tangent"):
+        tt.removal_test(families.hf_model("llama"), rows())
     fitted = tt.fit_subspaces(model, rows(), SITES, 2)
     with pytest.raises(tt.TangentValueError, match="there are no subspaces"):
         tt.removal_test(model, rows(), {})

@@ -20,6 +20,7 @@ from tl_tangent.geometry.linalg import exact_math
 from tl_tangent.geometry.rank import Rank
 from tl_tangent.geometry.removal import RemovalEffect, Space, removal
 from tl_tangent.geometry.subspace_io import package_versions
+from tl_tangent.hooks import compat
 from tl_tangent.hooks.fit import collect, fit_subspaces, listed
 from tl_tangent.hooks.positions import NOT_FIRST, PositionMask, Positions
 from tl_tangent.hooks.sites import Site, Sites
@@ -91,6 +92,12 @@ def removal_test(
         TangentValueError: as :func:`~tl_tangent.geometry.removal.removal`; a subspace with a basis
             for each head; ``2 * rank > d``; no subspaces.
     """
+    if not compat.is_hooked(model):
+        raise TangentValueError(
+            f"removal_test takes a model with hook points, and this is a {type(model).__name__}: "
+            "wrap it by tl_tangent.TangentBridge.from_hf(model, tokenizer). For a matrix of "
+            "activations there is tl_tangent.geometry.cloud_removal"
+        )
     shared: dict[str, Any] = {"positions": positions, "seed": seed, "progress": progress}
     fitted_on = "given subspaces"
     if subspaces is None:

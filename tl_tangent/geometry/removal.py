@@ -152,10 +152,13 @@ def cloud_removal(
     c0: Float[Tensor, "d d"] | Literal["identity"] | None = None,
     space: Space = "reduced",
 ) -> RemovalEffect:
-    """Measure the same of a cloud: activations, or the rows of gradients.
+    """Measure IsoScore* of a cloud, whole and without each stacked basis.
 
     Args:
-        x: one point a row.
+        x: one point a row: activations, or the rows of gradients.
+        stacked: Q_T and its normals side by side, ``stack_bases(subspace, normals)`` from
+            :mod:`tl_tangent.geometry.energy`, with ``normals = subspace.random_normals(20, seed)``.
+        rank: that of Q_T.
         centred: whether the mean of the rows is taken out: a covariance, as IsoScore has it, or the
             second moment that energies are measured by.
         ddof: divisor ``n - ddof``; matters beside a ``c0`` of its own scale only.
