@@ -50,8 +50,8 @@ from tl_tangent.hooks.untrained import untrained
 from tl_tangent.studies.alignment import alignment_test
 from tl_tangent.studies.alignment_result import AlignmentTest
 from tl_tangent.studies.checkpoints import CheckpointSeries
+from tl_tangent.studies.gradient_run import GradientRun
 from tl_tangent.studies.recorder import GradientRecorder
-from tl_tangent.studies.run_records import GradientRun
 from tl_tangent.studies.simulation import Simulation, simulate
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ __all__ = [
     "AttentionTermShares",
     "CheckpointSeries",
     "FrequencyDispersion",
+    "GradientCallback",
     "GradientEnergy",
     "GradientRecorder",
     "GradientRun",
@@ -122,11 +123,15 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The model classes, imported when they are asked for: TransformerLens' own take seconds."""
+    """What takes seconds to import, imported when it is asked for."""
     if name == "TangentHookedTransformer":
         from tl_tangent.hooks import compat
 
         compat.hooked_transformer_class()  # on TransformerLens 4: says what to install or use
+    if name == "GradientCallback":  # imports the Hugging Face Trainer
+        from tl_tangent.studies.trainer import GradientCallback
+
+        return GradientCallback
     if name in ("TangentBridge", "TangentHookedTransformer"):
         from tl_tangent.hooks import models
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -17,8 +19,8 @@ from tl_tangent.geometry.gradient_flow import energy_ratio_at
 from tl_tangent.geometry.token_energies import KINDS
 from tl_tangent.hooks.gradients.objectives import Batch, loss_of
 from tl_tangent.hooks.gradients.weight import Tap, Weight, Weights, out_in
+from tl_tangent.studies.gradient_run import GradientRun
 from tl_tangent.studies.recorder import GradientRecorder
-from tl_tangent.studies.run_records import GradientRun
 
 RANK, CONTROLS = 4, 3
 
@@ -149,46 +151,186 @@ def test_an_early_proxy_stays_after_its_last_fit_on_all_steps_before():
     assert {one.n_tokens for one in recorder.subspaces.values()} == {5 * 4 * 11}
 
 
+def weights_of(model) -> dict[str, torch.Tensor]:
+    return {name: one.clone() for name, one in model.state_dict().items()}
+
+
+def same_runs(a: GradientRun, b: GradientRun) -> bool:
+    return [one.step for one in a.steps] == [one.step for one in b.steps] and all(
+        torch.equal(one.totals.nan_to_num(), other.totals.nan_to_num())
+        and torch.equal(one.energies.nan_to_num(), other.energies.nan_to_num())
+        for one, other in zip(a.steps, b.steps, strict=True)
+    )
+
+
 def test_a_restart_replaces_steps_and_goes_on_with_the_last_fit(tmp_path):
     options = {"proxy": "early", "freeze_at": 2, "rank": RANK, "n_controls": CONTROLS}
     options |= {"refit_every": 2, "activations_every": 1, "flush_every": 2, "out": tmp_path}
     model = a_model()
     with GradientRecorder(model, **options) as first:
         train(model, first, 0, 6)
-    with GradientRecorder(model, **options) as second:
+    before = first.run().steps[4]
+    with GradientRecorder(model, start=4, **options) as second:
         train(model, second, 4, 8)
     held = first.subspaces
     assert all(torch.equal(second.subspaces[site].basis, held[site].basis) for site in held)
     run = GradientRun.load(tmp_path)
     assert [one.step for one in run.steps] == list(range(1, 8))
-    before, after = first.run().steps[4], run.steps[4]
+    after = run.steps[4]
     assert before.step == after.step == 5
     assert before.loss != after.loss
 
 
-@pytest.mark.parametrize("every", [1, 2])
-def test_a_restart_within_the_early_phase_ends_where_an_undisturbed_run_does(tmp_path, every):
-    options = {"proxy": "early", "freeze_at": 9, "rank": RANK, "n_controls": CONTROLS}
-    options |= {"refit_every": 4, "activations_every": every, "flush_every": 1}
+def cut_run(options, folder, at: int, dies_at: int, last: int):
+    """Train, die in the middle of a step, and go on from the checkpoint in front of step ``at``."""
     model = a_model()
-    start = {name: one.clone() for name, one in model.state_dict().items()}
-    with GradientRecorder(model, **options, out=tmp_path / "whole") as whole:
-        train(model, whole, 0, 4)
-        kept = {name: one.clone() for name, one in model.state_dict().items()}
-        train(model, whole, 4, 11)
-    model.load_state_dict(start)
-    with GradientRecorder(model, **options, out=tmp_path / "cut") as cut:
-        train(model, cut, 0, 6)
-    model.load_state_dict(kept)  # the checkpoint behind step 3
-    with GradientRecorder(model, **options, out=tmp_path / "cut") as cut:
-        train(model, cut, 4, 11)
-    assert fits(cut) == fits(whole) == [0, 3, 7, 9]
+    recorder = GradientRecorder(model, **options, out=folder)
+    with pytest.raises(KeyboardInterrupt), recorder:
+        train(model, recorder, 0, at)
+        recorder.flush()
+        kept = weights_of(model)
+        train(model, recorder, at, dies_at)
+        loss_of("causal", model, Batch(tokens(dies_at))).backward()
+        raise KeyboardInterrupt
+    model.load_state_dict(kept)
+    model.zero_grad()
+    with GradientRecorder(model, **options, out=folder, start=at) as recorder:
+        train(model, recorder, at, last)
+    return recorder
+
+
+@pytest.mark.parametrize("proxy", ["early", "follow"])
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize(("at", "dies_at"), [(4, 6), (6, 6), (3, 9), (10, 10)])
+def test_a_restart_behind_a_flush_ends_where_an_undisturbed_run_does(
+    tmp_path, proxy, every, at, dies_at
+):
+    options = {"proxy": proxy, "freeze_at": 9 if proxy == "early" else None, "rank": RANK}
+    options |= {"refit_every": 4, "activations_every": every, "flush_every": 3, "n_controls": 1}
+    model = a_model()
+    with GradientRecorder(model, **options) as whole:
+        train(model, whole, 0, 12)
+    cut = cut_run(options, tmp_path, at, dies_at, 12)
+    assert fits(cut) == fits(whole) == [0, 3, 7, 9 if proxy == "early" else 11]
     for site, one in whole.subspaces.items():
         assert torch.equal(cut.subspaces[site].basis, one.basis)
-        assert cut.subspaces[site].n_tokens == one.n_tokens == -(-10 // every) * 4 * 11
-    for a, b in zip(cut.run().steps, whole.run().steps, strict=True):
-        assert torch.equal(a.totals.nan_to_num(), b.totals.nan_to_num())
-    assert not (tmp_path / "cut" / "activations.safetensors").exists()
+        assert cut.subspaces[site].n_tokens == one.n_tokens
+    assert same_runs(cut.run(), whole.run())
+    (resumed,) = cut.run().conventions["resumed"]
+    assert resumed["activations_until"] is None
+
+
+def test_a_restart_elsewhere_says_which_activations_are_missing(tmp_path):
+    options = {"proxy": "early", "freeze_at": 9, "rank": RANK, "n_controls": 1, "out": tmp_path}
+    options |= {"refit_every": 4, "activations_every": 1}
+    model = a_model()
+    with GradientRecorder(model, **options, save_at=[3]) as recorder:
+        train(model, recorder, 0, 11)
+    with pytest.warns(UserWarning, match="knows those up to step 2"):
+        again = GradientRecorder(model, **options, start=5)
+    assert [one.step for one in again.run().steps] == [1, 2, 3, 4]  # and no later step of the first
+    assert fits(again) == [0, 3]
+    assert again.run().conventions["resumed"][-1]["activations_until"] == 2
+    with pytest.warns(UserWarning, match="knows none"):
+        GradientRecorder(model, **options, start=2)
+
+
+def test_a_restart_in_front_of_the_first_fit_begins_anew(tmp_path):
+    options = {"proxy": "follow", "rank": RANK, "n_controls": 1, "out": tmp_path}
+    model = a_model()
+    with GradientRecorder(model, **options) as recorder:
+        train(model, recorder, 0, 4)
+    with GradientRecorder(model, **options, start=0) as recorder:
+        assert recorder.subspaces is None
+        train(model, recorder, 0, 2)
+    assert [one.step for one in GradientRun.load(tmp_path).steps] == [1]
+
+
+def test_a_step_that_is_known_already_needs_a_start(tmp_path):
+    model = a_model()
+    subspaces = subspaces_of(model)
+    with GradientRecorder(model, subspaces, out=tmp_path) as recorder:
+        train(model, recorder, 0, 3)
+    again = GradientRecorder(model, subspaces, out=tmp_path)
+    with pytest.raises(TangentRuntimeError, match="give start=2"), again:
+        train(model, again, 2, 3)
+    with again:
+        train(model, again, 3, 4)
+    assert [one.step for one in again.run().steps] == [0, 1, 2, 3]
+
+
+def test_fits_follow_the_first_recorded_step_that_passes_their_points():
+    model = a_model()
+    options = {"proxy": "early", "freeze_at": 35, "rank": RANK, "n_controls": 0}
+    with GradientRecorder(model, **options, refit_every=12, activations_every=1) as recorder:
+        for step in range(0, 60, 5):
+            train(model, recorder, step, step + 1)
+    assert fits(recorder) == [0, 15, 25, 35]
+
+
+def test_a_fit_waits_until_something_was_looked_at():
+    model = a_model()
+    options = {"rank": RANK, "n_controls": 0, "refit_every": 2, "activations_every": 5}
+    with GradientRecorder(model, proxy="follow", **options) as recorder:
+        train(model, recorder, 0, 12)
+    assert fits(recorder) == [0, 5, 10]
+
+
+def test_a_proxy_that_was_never_frozen_is_told():
+    model = a_model()
+    recorder = GradientRecorder(model, proxy="early", freeze_at=30, rank=RANK, n_controls=0)
+    with pytest.warns(UserWarning, match="freeze_at=30"), recorder:
+        train(model, recorder, 0, 2)
+
+
+def test_with_a_folder_no_step_stays_in_memory_and_parts_are_small(tmp_path):
+    model = a_model()
+    with GradientRecorder(
+        model, subspaces_of(model), out=tmp_path, n_controls=CONTROLS, flush_every=2
+    ) as recorder:
+        train(model, recorder, 0, 5)
+        assert len(recorder._records._pending) == 1
+        assert not recorder._records._steps
+    assert len(list(tmp_path.glob("steps-*.safetensors"))) == 3
+    assert {one.energies.shape[1] for one in GradientRun.load(tmp_path).steps} == {1}
+
+
+def test_the_order_of_parts_is_that_of_their_numbers(tmp_path):
+    model = a_model()
+    with GradientRecorder(model, subspaces_of(model), out=tmp_path, flush_every=1) as recorder:
+        train(model, recorder, 0, 2)
+        for loss in (1.0, 2.0):
+            loss_of("causal", model, Batch(tokens(1))).backward()
+            recorder.record(1, loss)
+    for age, part in enumerate(sorted(tmp_path.glob("steps-*"), reverse=True)):
+        os.utime(part, (age, age))
+    assert [one.loss for one in GradientRun.load(tmp_path).steps][1] == 2.0
+
+
+def test_a_saved_run_is_read_again(tmp_path):
+    model = a_model()
+    with GradientRecorder(model, proxy="follow", rank=RANK, nulls=True) as recorder:
+        train(model, recorder, 0, 3)
+    run = recorder.run()
+    run.save(tmp_path / "run.safetensors")
+    again = GradientRun.load(tmp_path / "run.safetensors")
+    assert same_runs(run, again)
+    assert again.conventions == run.conventions
+    pd.testing.assert_frame_equal(run.to_dataframe(), again.to_dataframe())
+
+
+def test_other_subspaces_are_another_run(tmp_path):
+    model = a_model()
+    subspaces = subspaces_of(model)
+    GradientRecorder(model, subspaces, out=tmp_path)
+    others = SubspaceSet(
+        {
+            site: TangentSubspace(torch.linalg.qr(torch.randn(one.d, RANK))[0], site=site)
+            for site, one in subspaces.items()
+        }
+    )
+    with pytest.raises(TangentValueError, match="given was"):
+        GradientRecorder(model, others, out=tmp_path)
 
 
 def test_another_run_in_the_same_folder_is_refused(tmp_path):
@@ -223,6 +365,24 @@ def test_a_step_that_overflowed_is_counted_and_left_out():
     assert recorder.run().conventions["overflows"] == [0]
 
 
+def test_overflows_alone_reach_the_disk_and_are_told_when_drawn(tmp_path):
+    model = a_model()
+    subspaces = subspaces_of(model)
+    with GradientRecorder(model, subspaces, n_controls=0, out=tmp_path) as recorder:
+        train(model, recorder, 0, 1)
+        next(iter(recorder.weights.weights)).parameter.grad = None
+        loss_of("causal", model, Batch(tokens(1))).backward()
+        next(iter(recorder.weights.weights)).parameter.grad[0, 0] = math.nan
+        recorder.record(1)
+    run = GradientRun.load(tmp_path)
+    assert run.conventions["overflows"] == [1]
+    assert "1 steps, 0 to 0, 1 left out for overflows" in repr(run)
+    with GradientRecorder(model, subspaces, n_controls=0) as recorder:
+        pass
+    with pytest.raises(TangentRuntimeError, match="nothing was recorded"):
+        recorder.run().plot()
+
+
 def test_a_validation_pass_within_a_step_is_not_taken_for_training():
     model = a_model()
     options = {"proxy": "follow", "rank": RANK, "refit_every": 10, "n_controls": 0}
@@ -244,6 +404,51 @@ def test_checkpoints_are_saved_before_the_update(tmp_path):
     assert all(torch.equal(one, before[name]) for name, one in again.state_dict().items())
 
 
+def test_a_checkpoint_of_an_undone_future_is_replaced(tmp_path):
+    model = a_model(torch.float32)
+    subspaces = subspaces_of(model)
+    for start in (None, 1):
+        with GradientRecorder(
+            model, subspaces, out=tmp_path, save_at=[1], start=start, n_controls=0
+        ) as recorder:
+            train(model, recorder, start or 0, 1)
+            before = weights_of(model)
+            train(model, recorder, 1, 2)
+    again = type(model).from_pretrained(tmp_path / "checkpoints" / "step-1")
+    assert all(torch.equal(one, before[name]) for name, one in again.state_dict().items())
+
+
+def test_activation_shares_are_those_of_all_parts_of_a_batch():
+    model = a_model()
+    subspaces = subspaces_of(model)
+    with GradientRecorder(model, subspaces, n_controls=1, activations_every=1) as recorder:
+        for step, parts in enumerate(((0,), (1,), (0, 1))):
+            for part in parts:
+                loss_of("causal", model, Batch(tokens(part))).backward()
+            recorder.record(step)
+            model.zero_grad()
+    first, second, both = recorder.run().steps
+    for site, share in both.shares.items():
+        torch.testing.assert_close(share, first.shares[site] + second.shares[site])
+
+
+def test_a_pass_that_is_not_seen_is_no_silent_nothing():
+    model = a_model()
+    subspaces = subspaces_of(model)
+    loss_of("causal", model, Batch(tokens(0))).backward()
+    with (
+        pytest.raises(TangentRuntimeError, match="enter it before the forward pass"),
+        GradientRecorder(model, proxy="follow", rank=RANK) as recorder,
+    ):
+        recorder.record(0)
+    with (
+        pytest.warns(UserWarning, match="Activations are not recorded"),
+        GradientRecorder(model, subspaces, n_controls=0) as recorder,
+    ):
+        recorder.record(0)
+    assert len(recorder.run().steps) == 1
+
+
 def test_recording_without_watching_is_an_error():
     model = a_model()
     recorder = GradientRecorder(model, subspaces_of(model))
@@ -258,6 +463,7 @@ def test_recording_without_watching_is_an_error():
         ({"proxy": "early"}, "freeze_at=None"),
         ({"proxy": "follow", "freeze_at": 3}, "freeze_at=3"),
         ({"proxy": "follow", "refit_every": 0}, "refit_every=0"),
+        ({"proxy": "follow", "rank": 0.9}, "rank=0.9"),
         ({"proxy": "sometimes"}, "'sometimes'"),
         ({"proxy": "follow", "save_at": [1]}, "give out="),
     ],

@@ -8,7 +8,7 @@ import transformers
 
 from tests import families
 from tl_tangent.errors import TangentRuntimeError
-from tl_tangent.studies.run_records import GradientRun
+from tl_tangent.studies.gradient_run import GradientRun
 from tl_tangent.studies.trainer import GradientCallback
 
 

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from hashlib import sha256
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tl_tangent.analysis.gradients.activations import ActivationMeter, chosen_rows, name_of
+from tl_tangent.analysis.gradients.activations import name_of
 from tl_tangent.analysis.gradients.meter import GradientMeter
 from tl_tangent.analysis.gradients.passes import check_trainable
 from tl_tangent.errors import TangentRuntimeError, TangentValueError
 from tl_tangent.geometry import SubspaceSet, TangentSubspace
-from tl_tangent.geometry.token_energies import Own
 from tl_tangent.hooks.gradients.find import find_weights
 from tl_tangent.hooks.gradients.watch import watching_activations
 from tl_tangent.hooks.gradients.weight import Weights
-from tl_tangent.hooks.positions import NOT_FIRST, PositionMask, Positions, Run
-from tl_tangent.studies.run_records import GradientRun, Records, Step
-
-Proxy = Literal["frozen", "follow", "early"]
+from tl_tangent.hooks.positions import NOT_FIRST, PositionMask, Positions
+from tl_tangent.studies.gradient_run import GradientRun, Step
+from tl_tangent.studies.proxy import Kind, Proxy, ProxyOptions
+from tl_tangent.studies.run_records import Records, State
 
 
 class GradientRecorder:
@@ -34,11 +35,22 @@ class GradientRecorder:
                 recorder.record(step, loss)
                 optimizer.step()
                 optimizer.zero_grad()
+                if step % 1000 == 999:
+                    save_my_checkpoint(step)
+                    recorder.flush()  # a restart from here goes on exactly
 
     ``record`` stands between ``backward`` and the optimizer's step, and reads the gradients that
     lie in the parameters then: accumulated, clipped or scaled as they are, which no ratio notices.
     Nothing is recorded of a step whose gradients are not finite (a mixed-precision overflow), and
-    the run says how many. Records reach the disk every ``flush_every`` steps and on leaving.
+    the run says how many. Records reach the disk every ``flush_every`` steps, in front of every
+    checkpoint and on leaving; with ``out`` they do not stay in memory.
+
+    **Restarts.** Make the recorder with the same options and ``start=`` the first step to come.
+    What was recorded from there on is dropped, Q_T is the one fitted last before it, and the
+    activations behind the next fit are those of the last ``flush()``, ``save_at`` or end (of the
+    last two; older ones are deleted). Where that was right before ``start``, all is as if nothing
+    had happened; else the fit misses some activations, which is warned of and told in
+    ``conventions["resumed"]``.
 
     Args:
         model: a Hugging Face model, a bridge or a HookedTransformer in training.
@@ -48,19 +60,23 @@ class GradientRecorder:
             ``refit_every`` steps, on the activations of the steps before. ``"early"``: it follows
             until ``freeze_at`` and stays then, fitted on all activations up to there, those of
             each ``refit_every`` steps around their own mean. The first fit follows the first step,
-            which is not recorded itself. A restart goes on with the last fit in ``out``, and with
-            the activations behind it: from the step after that fit, all is as it would have been.
-        rank, method, positions: of a fit; see :func:`tl_tangent.fit_subspaces`. Positions count
-            within a row as the model is given it: padding on the left or in packed rows is not
-            known here.
-        refit_every, freeze_at: in steps.
+            which is not recorded itself.
+        start: the first step to come; None for a new run, or one that goes on behind the last step
+            in ``out``.
+        rank, method, positions: of a fit; see :func:`tl_tangent.fit_subspaces`. The rank is a whole
+            number. Positions count within a row as the model is given it: padding on the left or
+            in packed rows is not known here.
+        refit_every, freeze_at: in steps as ``record`` is given them; a fit follows the first
+            recorded step that reaches or passes such a point.
         activations_every: activations are looked at in every so many steps, for fits and for their
             own share in Q_T.
         kinds, layers: which weights; all by default.
         n_controls: B, matched random normals at each site.
-        nulls: also record what is mechanical; one forward and backward pass a step, then.
+        nulls: also record what is mechanical; one forward and backward pass a step, then: with
+            accumulated gradients the null would be that of the last pass alone.
         save_at: which steps to save the model at, before their update: steps, or a predicate. They
-            go to ``out/checkpoints/step-N`` by ``save_pretrained``.
+            go to ``out/checkpoints/step-N`` by ``save_pretrained``, in the place of one that is
+            there; a restart from there is exact.
         flush_every: steps.
         weights: other weights than :func:`~tl_tangent.hooks.gradients.find.find_weights` finds.
         seed: of the controls.
@@ -76,7 +92,8 @@ class GradientRecorder:
         subspaces: Mapping[str, TangentSubspace] | None = None,
         *,
         out: str | os.PathLike[str] | None = None,
-        proxy: Proxy = "frozen",
+        start: int | None = None,
+        proxy: Kind = "frozen",
         rank: int = 8,
         method: str = "pca",
         positions: Positions = NOT_FIRST,
@@ -92,53 +109,81 @@ class GradientRecorder:
         weights: Weights | None = None,
         seed: int = 0,
     ) -> None:
-        _check_options(proxy, subspaces, freeze_at, refit_every, activations_every, flush_every)
-        chosen = (weights or find_weights(model)).choose(kinds, layers)
-        check_trainable(chosen)
-        self.model, self.weights, self.proxy = model, chosen, proxy
-        self._rank, self._method, self._mask = rank, method, PositionMask(positions)
-        self._refit_every, self._freeze_at = refit_every, freeze_at
-        self._activations_every = activations_every
-        self._options: dict[str, Any] = {"n_controls": n_controls, "seed": seed, "nulls": nulls}
-        saved = save_at if callable(save_at) else frozenset(save_at).__contains__
-        self._saved: Callable[[int], bool] = saved
-        if out is None and not callable(save_at) and list(save_at):
-            raise TangentValueError("save_at needs a folder to save to: give out=")
-        self._records = Records(out, flush_every, self._told())
+        options = ProxyOptions(proxy, rank, method, refit_every, freeze_at, activations_every)
+        options.check(subspaces)
+        if flush_every < 1:
+            raise TangentValueError(f"flush_every={flush_every} must be 1 or more")
+        self._saved = _predicate(save_at, out)
+        self.weights = (weights or find_weights(model)).choose(kinds, layers)
+        check_trainable(self.weights)
+        self.model, self._options = model, options
+        self._mask = PositionMask(positions)
+        self._measured: dict[str, Any] = {"n_controls": n_controls, "seed": seed, "nulls": nulls}
+        self._proxy = Proxy(self.weights, self._mask, options)
         self._subspaces: SubspaceSet | None = None
         self._meter: GradientMeter | None = None
-        self._activations: ActivationMeter | None = None
-        self._seen: dict[str, Own] = {}
+        self._shares: dict[str, Tensor] = {}
         self._open: list[Any] = []
-        self._calls = 0
-        held = subspaces if subspaces is not None else self._records.last_fit()
-        if held is not None:
-            self._hold(held)
-        self._go_on()
+        self._looked = self._saw = self._told_blind = False
+        if subspaces is not None:
+            self._hold(subspaces)
+        self._records = Records(out, flush_every, self._told())
+        if self._meter is not None:
+            self._records.hold(self._meter.labels)
+        self._next: int | None = None
+        self._go_on(start)
 
     def _told(self) -> dict[str, Any]:
         """What the records are about, JSON-able."""
+        options, given = self._options, self._meter
         return {
             "model": name_of(self.model),
             "model_class": type(self.model).__name__,
-            "proxy": self.proxy,
-            "rank": self._rank,
-            "method": self._method,
-            "refit_every": self._refit_every,
-            "freeze_at": self._freeze_at,
-            "activations_every": self._activations_every,
+            "proxy": options.kind,
+            "rank": options.rank if given is None else _ranks(given),
+            "given": None if given is None else _fingerprint(given),
+            "method": options.method if given is None else None,
+            "refit_every": options.refit_every,
+            "freeze_at": options.freeze_at,
+            "activations_every": options.activations_every,
             "positions": self._mask.description,
             "weights": [weight.name for weight in self.weights.weights],
-            **self._options,
+            **self._measured,
         }
 
-    def _go_on(self) -> None:
-        """Take up the activations that the last fit of an earlier run was made of."""
-        fitters = self._records.last_activations()
-        if fitters is not None:
-            self._activations = self._new_activations()
-            self._activations.fitters = fitters
-            self._calls = self._records.last_fit_step + 1
+    def _go_on(self, start: int | None) -> None:
+        """Take up what an earlier run in the same folder knew."""
+        records = self._records
+        if records.last_step < 0:
+            return
+        self._next = records.last_step + 1 if start is None else start
+        state, fit = records.state_before(self._next), records.fit_before(self._next)
+        usable = state is not None and (self._options.kind == "early" or state.step >= fit)
+        behind = state is not None and state.step == self._next - 1
+        known = fit if self._options.kind == "follow" else -1
+        if state is not None and usable:
+            known = state.step
+        self._proxy.last_fit = fit
+        missing = not (behind or self._proxy.stays or fit < 0)
+        records.go_on(self._next, known if missing else None)
+        if fit < 0:
+            return
+        kept = records.activations(state) if state is not None and usable else None
+        self._proxy.take_up(fit, 0 if state is None else state.calls, kept)
+        if missing:
+            self._warn_of_gap(known)
+        fitted = records.last_fit()
+        if fitted is not None:
+            self._hold(fitted)
+            records.hold(self._held().labels)
+
+    def _warn_of_gap(self, known: int) -> None:
+        warnings.warn(
+            f"the recorder goes on at step {self._next}, but of the activations that the next fit "
+            f"adds to it knows {f'those up to step {known}' if known >= 0 else 'none'}. Call "
+            "recorder.flush() where you save a checkpoint, and restarts from there are exact.",
+            stacklevel=4,
+        )
 
     @property
     def subspaces(self) -> SubspaceSet | None:
@@ -153,42 +198,89 @@ class GradientRecorder:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+        freeze_at = self._options.freeze_at
+        if error[0] is None and freeze_at is not None and not self._proxy.stays:
+            warnings.warn(
+                f"the training ended before step freeze_at={freeze_at} was recorded, so Q_T has "
+                f"followed all the time (last fit behind step {self._proxy.last_fit})",
+                stacklevel=2,
+            )
 
     def close(self) -> None:
         """Take all hooks off the model, and put what is left on disk."""
         self._stop_watching()
-        self._records.flush()
+        self.flush()
+
+    def flush(self) -> None:
+        """Put on disk all that was recorded, and what an exact restart behind it needs.
+
+        Within a step, between its forward pass and ``record``, there is no such state to keep.
+        """
+        last, fitters = self._records.last_step, self._proxy.fitters
+        if last < 0 or self._saw:
+            self._records.flush()
+        else:
+            self._records.keep(State(last, self._proxy.calls, fitters is not None), fitters)
 
     def record(self, step: int, loss: Tensor | float | None = None) -> None:
         """Record the gradients that lie in the parameters, before the optimizer uses them.
 
         Args:
-            step: its number; a step that is recorded again, after a restart, replaces the first.
+            step: its number; a step that is recorded again replaces the first.
             loss: kept beside it.
 
         Raises:
-            TangentRuntimeError: outside of ``with``, or without gradients.
+            TangentRuntimeError: outside of ``with``, without gradients, on a model whose forward
+                pass the recorder can't see, or before the step that a restart was to begin with.
         """
-        if not self._open:
-            raise TangentRuntimeError(
-                "the recorder is not watching: use it as `with GradientRecorder(...) as recorder:`"
-            )
+        self._check_step(step)
         self._stop_watching()
         try:
+            self._proxy.calls += 1
             with torch.no_grad():
                 self._take(step, None if loss is None else float(loss))
             if self._saved(step):
                 self._records.save_model(self.model, step)
             self._follow(step)
+            self._saw = False
+            if self._saved(step + 1):
+                self.flush()
         finally:
             self._watch_step()
 
     def run(self) -> GradientRun:
         """Return what was recorded so far."""
-        self._records.flush()
         return self._records.run()
 
     # One step ----------------------------------------------------------------------------------
+
+    def _check_step(self, step: int) -> None:
+        if not self._open:
+            raise TangentRuntimeError(
+                "the recorder is not watching: use it as `with GradientRecorder(...) as recorder:`"
+            )
+        if self._next is not None and step < self._next:
+            raise TangentRuntimeError(
+                f"this is step {step}, but the records in the folder go on at step {self._next}: "
+                f"to go on from a checkpoint, give start={step} when the recorder is made; for a "
+                "new run, name another folder"
+            )
+        self._next = None
+        if self._looked and not (self._saw if self._meter else self._proxy.fitters):
+            self._blind()
+
+    def _blind(self) -> None:
+        """No training pass was seen where one was looked for."""
+        said = (
+            "no activations [batch, pos, d] of a pass with gradients were seen in this step. The "
+            "recorder's hooks lie on the modules of the model that it was given: enter it before "
+            "the forward pass, and where torch.compile runs another copy, record it uncompiled"
+        )
+        if self._meter is None:
+            raise TangentRuntimeError(f"{said}. Q_T can't be fitted without activations.")
+        if not self._told_blind:
+            warnings.warn(f"{said}. Activations are not recorded.", stacklevel=4)
+            self._told_blind = True
 
     def _take(self, step: int, loss: float | None) -> None:
         if self._meter is None:
@@ -197,45 +289,35 @@ class GradientRecorder:
         if not bool(totals[:, 0].isfinite().all()):
             self._records.overflowed(step)
             return
-        shares = {site: own.spread.cpu() for site, own in self._seen.items()}
-        self._records.add(Step(step, loss, energies, totals, shares))
+        kinds = totals.shape[1] if self._measured["nulls"] else 1
+        shares = {site: share.cpu() for site, share in self._shares.items()}
+        self._records.add(Step(step, loss, energies[:, :kinds], totals[:, :kinds], shares))
 
     def _follow(self, step: int) -> None:
         """Fit Q_T again where the proxy asks for it."""
-        if self._stays or self._activations is None:
-            return
-        first, freeze = self._meter is None, self._freeze_at == step
-        if first or freeze or (step + 1) % self._refit_every == 0:
-            fitted = self._activations.fit(self._rank, self._method, model=name_of(self.model))
-            self._hold(fitted)
-            adds = self.proxy == "early" and not freeze
-            self._records.refitted(step, fitted, self._activations.fitters if adds else None)
-            if not adds:
-                self._activations = None
-
-    @property
-    def _stays(self) -> bool:
-        """Whether Q_T is fitted no more."""
-        if self._freeze_at is None:
-            return self.proxy == "frozen"
-        return self._records.last_fit_step >= self._freeze_at
+        if self._proxy.due(step):
+            self._hold(self._proxy.fit(step, name_of(self.model)))
+            assert self._subspaces is not None
+            self._records.hold(self._held().labels)
+            self._records.refitted(step, self._subspaces)
 
     def _hold(self, subspaces: Mapping[str, TangentSubspace]) -> None:
         self._subspaces = SubspaceSet({site: subspaces[site] for site in subspaces})
-        self._meter = GradientMeter(self.weights, self._subspaces, **self._options)
-        self._records.hold(self._meter.labels)
+        self._meter = GradientMeter(self.weights, self._subspaces, **self._measured)
+
+    def _held(self) -> GradientMeter:
+        assert self._meter is not None
+        return self._meter
 
     # Watching ----------------------------------------------------------------------------------
 
     def _watch_step(self) -> None:
         """Place the hooks that the coming step needs."""
-        self._seen = {}
-        looks = self._meter is None or self._calls % self._activations_every == 0
-        self._calls += 1
+        self._shares, self._saw, self._looked = {}, False, self._proxy.looks
         contexts: list[Any] = [_Nothing()]
         if self._meter is not None:
             contexts.append(self._meter.watching(None))
-        if looks:
+        if self._looked:
             contexts.append(watching_activations(self.weights.sites, self._look))
         for context in contexts:
             context.__enter__()
@@ -245,21 +327,17 @@ class GradientRecorder:
         while self._open:
             self._open.pop().__exit__(None, None, None)
 
-    def _new_activations(self) -> ActivationMeter:
-        return ActivationMeter(self.weights, positions=self._mask.rule, centering="group")
-
     def _look(self, site: str, x: Tensor) -> None:
         """Take in the activations of a forward pass: for a fit, and their share in Q_T."""
-        if not (torch.is_grad_enabled() and x.ndim == 3):
+        if not torch.is_grad_enabled():
             return  # not the training pass: a validation loss within the step
-        rows = chosen_rows(x, self._mask, Run(length=x.shape[1]))
-        if not self._stays:
-            if self._activations is None:
-                self._activations = self._new_activations()
-            group = (self._calls - 1) // self._refit_every  # of the step under way
-            self._activations.fitters[site].update(rows, group=group)
+        self._saw = True
+        if x.ndim != 3:
+            return  # no positions to choose from
+        rows = self._proxy.take_in(site, x)
         if self._meter is not None:
-            self._seen[site] = self._meter.reduce(site, rows)
+            spread = self._meter.reduce(site, rows).spread
+            self._shares[site] = self._shares.get(site, 0) + spread  # of all parts of the batch
 
 
 class _Nothing:
@@ -270,25 +348,23 @@ class _Nothing:
     def __exit__(self, *error: object) -> None: ...
 
 
-def _check_options(
-    proxy: str,
-    subspaces: Mapping[str, TangentSubspace] | None,
-    freeze_at: int | None,
-    refit_every: int,
-    activations_every: int,
-    flush_every: int,
-) -> None:
-    if proxy not in ("frozen", "follow", "early"):
-        raise TangentValueError(f"proxy is 'frozen', 'follow' or 'early', got {proxy!r}")
-    if (proxy == "frozen") != (subspaces is not None):
-        raise TangentValueError(
-            "a frozen proxy is given by subspaces=, one that follows is fitted here: with "
-            f"proxy={proxy!r} subspaces are {'missing' if subspaces is None else 'given'}"
-        )
-    if (proxy == "early") != (freeze_at is not None):
-        raise TangentValueError(f"proxy={proxy!r} with freeze_at={freeze_at}: the two go together")
-    if min(refit_every, activations_every, flush_every) < 1:
-        raise TangentValueError(
-            f"refit_every={refit_every}, activations_every={activations_every} and "
-            f"flush_every={flush_every} must be 1 or more"
-        )
+def _predicate(
+    save_at: Iterable[int] | Callable[[int], bool], out: str | os.PathLike[str] | None
+) -> Callable[[int], bool]:
+    if callable(save_at):
+        return save_at
+    steps = frozenset(save_at)
+    if steps and out is None:
+        raise TangentValueError("save_at needs a folder to save to: give out=")
+    return steps.__contains__
+
+
+def _ranks(meter: GradientMeter) -> int | list[int]:
+    """The rank of subspaces that were given, or all where they differ."""
+    ranks = sorted({label.rank for label in meter.labels})
+    return ranks[0] if len(ranks) == 1 else ranks
+
+
+def _fingerprint(meter: GradientMeter) -> str:
+    """Of all subspaces that were given."""
+    return sha256("".join(label.compared for label in meter.labels).encode()).hexdigest()[:16]

@@ -1,55 +1,47 @@
-"""The records of a training run: on disk while it runs, and as a value afterwards."""
+"""The folder of a training run that is recorded: what reaches the disk, and how it is taken up.
+
+configuration.json             what is recorded
+steps-000001.safetensors       the steps that were flushed together; later parts replace
+subspaces-00000099.safetensors Q_T as it was fitted behind step 99
+activations-00000119.safetensors  what the next fit adds to, as it stood behind step 119
+notes.json                     restarts, overflows, and which activations there are
+checkpoints/step-100           the model before the update of step 100
+"""
 
 from __future__ import annotations
 
 import json
-import math
 import os
+import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-import torch
-from jaxtyping import Float
-from safetensors.torch import save_file
-from torch import Tensor
-
-from tl_tangent.analysis.gradients.rows import geometric_mean
-from tl_tangent.analysis.gradients.statistics import GradientStatistics, Label, read_tensors
+from tl_tangent.analysis.gradients.statistics import Label
 from tl_tangent.errors import TangentFileError, TangentRuntimeError
 from tl_tangent.geometry import SubspaceFitter, SubspaceSet
-from tl_tangent.geometry.energy import EnergyRatio
 from tl_tangent.geometry.fitter_io import load_fitters, save_fitters
-from tl_tangent.run_folder import RunFolder
+from tl_tangent.run_folder import CONFIGURATION, RunFolder
+from tl_tangent.studies.gradient_run import GradientRun, Step, read_steps, write_steps
 
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
-
-FORMAT = "tl_tangent.gradient_run.2"
-CHECKPOINTS, ACTIVATIONS = "checkpoints", "activations.safetensors"
+CHECKPOINTS, NOTES = "checkpoints", "notes.json"
+STATES_KEPT = 2  # those with activations, which are large; the last checkpoint may be broken
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Step:
-    """What was recorded at one step.
+@dataclass(frozen=True)
+class State:
+    """What a recorder knows between two steps.
 
     Attributes:
-        step: its number.
-        loss: as the loop gave it.
-        energies: in Q_T and its normals; the kinds that were not measured are NaN.
-        totals: in all directions.
-        shares: by site, where activations were looked at: their energy around their mean in Q_T and
-            in all directions.
+        step: the one that was recorded last.
+        calls: how many were recorded.
+        rows: whether there are activations that the next fit adds to.
     """
 
     step: int
-    loss: float | None
-    energies: Float[Tensor, "weight kind basis"]
-    totals: Float[Tensor, "weight kind"]
-    shares: Mapping[str, Float[Tensor, " column"]]
+    calls: int
+    rows: bool
 
 
 class Records:
@@ -66,268 +58,268 @@ class Records:
     ) -> None:
         self._folder = None if out is None else RunFolder(out, dict(told))
         self._every, self._told = flush_every, dict(told)
-        self._pending: list[Step] = []
-        self._steps: dict[int, Step] = {}
+        self._pending: dict[int, Step] = {}
+        self._steps: dict[int, Step] = {}  # of a run in memory
         self._labels: tuple[Label, ...] = ()
         self._fits: list[int] = []
-        self._overflows: list[int] = []
+        notes = _read_notes(self._folder.path) if self._folder else _no_notes()
+        self._overflows: list[int] = notes["overflows"]
+        self._resumed: list[dict[str, Any]] = notes["resumed"]
+        self._states = [State(**one) for one in notes["states"]]
+        self._last = -1
         if self._folder is not None:
             self._take_up(self._folder.path)
 
     def _take_up(self, folder: Path) -> None:
-        """Go on where an earlier run in this folder stood."""
-        if not _parts(folder):
-            return
-        earlier = GradientRun.load(folder)
-        self._labels = earlier.labels
-        self._steps = {one.step: one for one in earlier.steps}
-        self._fits = list(earlier.conventions["fits"])
-        self._overflows = list(earlier.conventions["overflows"])
+        """Note where an earlier run in this folder stood."""
+        self._fits = fits_in(folder)
+        earlier = _read_parts(folder, self._resumed)
+        if earlier is not None:
+            self._labels, steps = earlier
+            self._last = max(steps, default=-1)
+        ends = [state.step for state in self._states]
+        self._last = max([self._last, *self._fits, *self._overflows, *ends])
 
-    def hold(self, labels: tuple[Label, ...]) -> None:
-        """Note the weights, whose shares of the activations may have changed with a fit."""
-        names = [label.name for label in labels]
-        if self._labels and [label.name for label in self._labels] != names:
-            raise TangentRuntimeError(
-                f"the records so far are of {len(self._labels)} weights, the model has "
-                f"{len(names)} others: name another folder"
-            )
-        self._labels = labels
+    # Going on --------------------------------------------------------------------------------
 
-    def add(self, step: Step) -> None:
-        """Take one step, and put what has gathered on disk from time to time."""
-        self._pending.append(step)
-        if len(self._pending) >= self._every:
-            self.flush()
+    @property
+    def last_step(self) -> int:
+        """The last step that is known; -1 in a new folder."""
+        return self._last
 
-    def overflowed(self, step: int) -> None:
-        """Count a step whose gradients were not finite."""
-        self._overflows.append(step)
+    def state_before(self, start: int) -> State | None:
+        """Return what was known last between two steps before ``start``."""
+        before = [state for state in self._states if state.step < start]
+        return before[-1] if before else None
+
+    def fit_before(self, start: int) -> int:
+        """Return the step behind which Q_T was fitted last before ``start``; -1 for none."""
+        return max((fit for fit in self._fits if fit < start), default=-1)
+
+    def go_on(self, start: int, activations_until: int | None) -> None:
+        """Note a restart, and forget what an earlier run knew of ``start`` and later.
+
+        Args:
+            start: the first step to come.
+            activations_until: where some activations are missing, the last step that has them.
+        """
+        restart = {"step": start, "part": self._next_part(), "activations_until": activations_until}
+        self._resumed.append(restart)
+        self._overflows, _ = _split(self._overflows, start)
+        self._keep_states([state for state in self._states if state.step < start])
+        self._fits, later = _split(self._fits, start)
+        if self._folder is not None:
+            for fit in later:
+                (self._folder.path / _fit_name(fit)).unlink(missing_ok=True)
+        self._last = min(self._last, start - 1)
 
     def last_fit(self) -> SubspaceSet | None:
-        """Return Q_T as an earlier run in the same folder fitted it last."""
+        """Return Q_T as it was fitted last."""
         if self._folder is None or not self._fits:
             return None
-        return SubspaceSet.load(self._folder.path / _fit_name(max(self._fits)))
+        return SubspaceSet.load(self._folder.path / _fit_name(self._fits[-1]))
 
     @property
     def last_fit_step(self) -> int:
         """The step behind which Q_T was fitted last; -1 before that."""
         return max(self._fits, default=-1)
 
-    def last_activations(self) -> dict[str, SubspaceFitter] | None:
-        """Return what an earlier run in the same folder fitted last."""
-        if self._folder is None or not (self._folder.path / ACTIVATIONS).exists():
+    def activations(self, state: State) -> dict[str, SubspaceFitter] | None:
+        """Return what the next fit adds to; None if that is nothing yet."""
+        if self._folder is None or not state.rows:
             return None
-        return load_fitters(self._folder.path / ACTIVATIONS)
+        return load_fitters(self._folder.path / _activations_name(state.step))
 
-    def refitted(
-        self,
-        step: int,
-        subspaces: SubspaceSet,
-        activations: Mapping[str, SubspaceFitter] | None = None,
-    ) -> None:
-        """Note that Q_T was fitted behind a step, and keep it.
+    # Recording -------------------------------------------------------------------------------
 
-        Args:
-            step: its number.
-            subspaces: Q_T.
-            activations: what the next fit adds to, kept for a restart until the next one.
+    def hold(self, labels: tuple[Label, ...]) -> None:
+        """Note the weights, whose shares of the activations may have changed with a fit.
+
+        Steps that wait are flushed: they were held against another Q_T.
         """
+        names = [label.name for label in labels]
+        if self._labels and [label.name for label in self._labels] != names:
+            raise TangentRuntimeError(
+                f"the records so far are of {len(self._labels)} weights, the model has "
+                f"{len(names)} others: name another folder"
+            )
+        self.flush()
+        self._labels = labels
+
+    def add(self, step: Step) -> None:
+        """Take one step, and put what has gathered on disk from time to time."""
+        self._pending[step.step] = step
+        self._last = max(self._last, step.step)
+        if len(self._pending) >= self._every:
+            self.flush()
+
+    def overflowed(self, step: int) -> None:
+        """Count a step whose gradients were not finite."""
+        if step not in self._overflows:
+            self._overflows.append(step)
+        self._last = max(self._last, step)
+        self._write_notes()
+
+    def refitted(self, step: int, subspaces: SubspaceSet) -> None:
+        """Note that Q_T was fitted behind a step, and keep it."""
+        if self._folder is not None:
+            self._folder.write(_fit_name(step), subspaces.save)
         self._fits.append(step)
+        self._last = max(self._last, step)
+
+    def keep(self, state: State, activations: Mapping[str, SubspaceFitter] | None) -> None:
+        """Put all steps on disk, and what a restart behind ``state.step`` needs."""
+        self.flush()
         if self._folder is None:
             return
-        self._folder.write(_fit_name(step), subspaces.save)
-        if activations is None:
-            (self._folder.path / ACTIVATIONS).unlink(missing_ok=True)
-        else:
-            self._folder.write(ACTIVATIONS, lambda path: save_fitters(path, activations))
+        if activations is not None:
+            name = _activations_name(state.step)
+            self._folder.write(name, lambda path: save_fitters(path, activations))
+        states = [one for one in self._states if one.step != state.step] + [state]
+        large = [one for one in states if one.rows][-STATES_KEPT:]
+        self._keep_states([one for one in states if one in large or not one.rows])
+
+    def _keep_states(self, states: list[State]) -> None:
+        dropped = {one.step for one in self._states} - {one.step for one in states}
+        self._states = states
+        self._write_notes()
+        if self._folder is not None:
+            for step in dropped:
+                (self._folder.path / _activations_name(step)).unlink(missing_ok=True)
 
     def save_model(self, model: Any, step: int) -> None:
         """Save the model as it is in front of this step's update."""
         if self._folder is None:
             raise TangentRuntimeError("save_at needs a folder to save to: give out=")
         target = self._folder.path / CHECKPOINTS / f"step-{step}"
-        if not target.exists():
-            scratch = target.with_name(f".{target.name}.part")
-            getattr(model, "module", model).save_pretrained(scratch)
-            scratch.rename(target)
+        scratch = target.with_name(f".{target.name}.part")
+        shutil.rmtree(scratch, ignore_errors=True)
+        getattr(model, "module", model).save_pretrained(scratch)
+        shutil.rmtree(target, ignore_errors=True)  # of a future that a restart has undone
+        scratch.rename(target)
 
     def flush(self) -> None:
-        """Put everything on disk."""
+        """Put the steps that wait on disk."""
         if not self._pending:
             return
-        gathered, self._pending = self._pending, []
-        self._steps |= {one.step: one for one in gathered}
-        if self._folder is not None:
-            first, last = gathered[0].step, gathered[-1].step
-            part = self._made(gathered)
-            self._folder.write(f"steps-{first:08d}-{last:08d}.safetensors", part.save)
+        steps, self._pending = self._pending, {}
+        if self._folder is None:
+            self._steps |= steps
+            return
+        ordered = tuple(steps[step] for step in sorted(steps))
+        name = _part_name(self._next_part())
+        self._folder.write(name, lambda path: write_steps(path, self._labels, ordered, {}))
 
     def run(self) -> GradientRun:
-        """Return all steps that were flushed."""
-        return self._made([self._steps[step] for step in sorted(self._steps)])
+        """Return all steps so far."""
+        self.flush()
+        if self._folder is not None and _parts(self._folder.path):
+            return read_records(self._folder.path)
+        ordered = tuple(self._steps[step] for step in sorted(self._steps))
+        told = {"fits": self._fits, "overflows": self._overflows, "resumed": self._resumed}
+        return GradientRun(self._labels, ordered, {**self._told, **told})
 
-    def _made(self, steps: list[Step]) -> GradientRun:
-        told = {**self._told, "fits": self._fits, "overflows": self._overflows}
-        return GradientRun(self._labels, tuple(steps), told)
+    def _next_part(self) -> int:
+        if self._folder is None:
+            return 0
+        return max((_number(path) for path in _parts(self._folder.path)), default=0) + 1
+
+    def _write_notes(self) -> None:
+        if self._folder is None:
+            return
+        notes = {
+            "overflows": self._overflows,
+            "resumed": self._resumed,
+            "states": [vars(state) for state in self._states],
+        }
+        self._folder.write_text(NOTES, json.dumps(notes, indent=2) + "\n")
+
+
+# Reading ------------------------------------------------------------------------------------------
+
+
+def read_records(folder: Path) -> GradientRun:
+    """Read the folder of a recorder.
+
+    Raises:
+        TangentFileError: no records, or files that can't be read.
+    """
+    notes = _read_notes(folder)
+    found = _read_parts(folder, notes["resumed"])
+    if found is None:
+        raise TangentFileError(
+            f"{folder} holds no steps-*.safetensors of a GradientRecorder: name its out= folder, "
+            "or a file that GradientRun.save wrote"
+        )
+    labels, steps = found
+    told = _read_json(folder / CONFIGURATION)
+    told |= {"fits": fits_in(folder)}
+    told |= {name: notes[name] for name in ("overflows", "resumed")}
+    return GradientRun(labels, tuple(steps[step] for step in sorted(steps)), told)
+
+
+def fits_in(folder: Path) -> list[int]:
+    """The steps behind which Q_T was fitted, by the files that hold it."""
+    return sorted(_number(path) for path in folder.glob("subspaces-*.safetensors"))
+
+
+def _read_parts(
+    folder: Path, resumed: list[dict[str, Any]]
+) -> tuple[tuple[Label, ...], dict[int, Step]] | None:
+    """Read all parts in the order in which they were written; None if there are none.
+
+    A later part replaces the steps that it repeats, and a restart undoes those it begins before.
+    """
+    labels: tuple[Label, ...] | None = None
+    steps: dict[int, Step] = {}
+    restarts = list(resumed)
+    for path in _parts(folder):
+        while restarts and restarts[0]["part"] <= _number(path):
+            start = restarts.pop(0)["step"]
+            steps = {step: one for step, one in steps.items() if step < start}
+        labels, some, _ = read_steps(path)
+        steps |= {one.step: one for one in some}
+    for restart in restarts:
+        steps = {step: one for step, one in steps.items() if step < restart["step"]}
+    return None if labels is None else (labels, steps)
+
+
+def _read_notes(folder: Path) -> dict[str, Any]:
+    return _read_json(folder / NOTES) if (folder / NOTES).exists() else _no_notes()
+
+
+def _no_notes() -> dict[str, Any]:
+    return {"overflows": [], "resumed": [], "states": []}
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise TangentFileError(
+            f"{path} can't be read ({error}): name the folder of a GradientRecorder"
+        ) from error
+
+
+def _parts(folder: Path) -> list[Path]:
+    return sorted(folder.glob("steps-*.safetensors"), key=_number)
+
+
+def _number(path: Path) -> int:
+    return int(path.stem.rpartition("-")[2])
+
+
+def _part_name(number: int) -> str:
+    return f"steps-{number:06d}.safetensors"
 
 
 def _fit_name(step: int) -> str:
     return f"subspaces-{step:08d}.safetensors"
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class GradientRun:
-    """Gradient energies at the steps of a training.
-
-    Attributes:
-        labels: the weights.
-        steps: in order.
-        conventions: how they came about; ``fits`` are the steps behind which Q_T was fitted,
-            ``overflows`` those whose gradients were not finite.
-    """
-
-    labels: tuple[Label, ...]
-    steps: tuple[Step, ...]
-    conventions: Mapping[str, Any]
-
-    def to_dataframe(self, by: str = "kind") -> pd.DataFrame:
-        """Return one row a step and weight, or (geometric means over weights) a step and kind.
-
-        Columns: ``step``, ``loss``, ``energy`` (squared gradient units), ``energy_ratio`` and
-        ``energy_ratio_exact`` as in :meth:`tl_tangent.GradientEnergy.to_dataframe`,
-        ``activation_ratio``: the exact ratio of the activations of the same step where they were
-        looked at, ``coupling``: the logarithm of the gradients' over that of the activations', and
-        with nulls ``pairing_ratio``. A coupling of 1 is what activations without a mean give
-        whose pairing with the output gradients is random (a mean adds its own part); a linear map
-        that learns from a mean square error begins with 2, and falls as it learns (see
-        :mod:`tl_tangent.geometry.gradient_flow`).
-
-        Args:
-            by: "weight", "kind", "side", or "step" for all weights together.
-        """
-        import pandas as pd
-
-        rows = [row for step in self.steps for row in self._rows(step)]
-        frame = pd.DataFrame(rows)
-        if by == "weight" or frame.empty:
-            return _with_coupling(frame)
-        groups = ["step"] if by == "step" else ["step", by]
-        ratios = [name for name in RATIOS if name in frame]
-        found = frame.groupby(groups, sort=False)[ratios].agg(_geometric)
-        found.insert(0, "loss", frame.groupby(groups, sort=False)["loss"].first())
-        return _with_coupling(found.reset_index())
-
-    def _rows(self, step: Step) -> list[dict[str, Any]]:
-        found = []
-        statistics = GradientStatistics(self.labels, step.energies, step.totals)
-        for row, label in enumerate(self.labels):
-            told: dict[str, Any] = {
-                "step": step.step,
-                "loss": step.loss,
-                "weight": label.name,
-                "kind": label.kind,
-                "layer": label.layer,
-                "side": label.side,
-            }
-            found.append(told | _ratios(step, statistics, row))
-        return found
-
-    def plot(self) -> Figure:
-        """Draw ratios over steps, those of activations and the loss beside; a matplotlib figure."""
-        from tl_tangent.views.run_figure import draw_run  # the one step up a floor
-
-        return draw_run(self.to_dataframe("side"), self.conventions)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a safetensors file."""
-        tensors = {
-            "energies": torch.stack([one.energies for one in self.steps]),
-            "totals": torch.stack([one.totals for one in self.steps]),
-        }
-        for one in self.steps:
-            tensors |= {f"{one.step}:{site}": share for site, share in one.shares.items()}
-        told = {
-            "format": FORMAT,
-            "labels": json.dumps([asdict(label) for label in self.labels]),
-            "steps": json.dumps([[one.step, one.loss] for one in self.steps]),
-            "conventions": json.dumps(dict(self.conventions)),
-        }
-        save_file(tensors, str(path), metadata=told)
-
-    @classmethod
-    def load(cls, folder: str | os.PathLike[str]) -> GradientRun:
-        """Read the folder of a recorder; later parts replace the steps that they repeat.
-
-        Raises:
-            TangentFileError: a foreign file, or no records at all.
-        """
-        files = _parts(Path(folder))
-        if not files:
-            raise TangentFileError(f"{folder} holds no steps-*.safetensors of a GradientRecorder")
-        parts = [_read_part(path) for path in files]
-        steps = {one.step: one for part in parts for one in part.steps}
-        ordered = tuple(steps[step] for step in sorted(steps))
-        return cls(parts[-1].labels, ordered, parts[-1].conventions)
-
-    def __repr__(self) -> str:
-        last = f", last step {self.steps[-1].step}" if self.steps else ""
-        return (
-            f"GradientRun({self.conventions['model']}: {len(self.steps)} steps of "
-            f"{len(self.labels)} weights{last}, proxy {self.conventions['proxy']})"
-        )
+def _activations_name(step: int) -> str:
+    return f"activations-{step:08d}.safetensors"
 
 
-RATIOS = ("energy", "energy_ratio", "energy_ratio_exact", "activation_ratio", "pairing_ratio")
-
-
-def _ratios(step: Step, statistics: GradientStatistics, row: int) -> dict[str, float]:
-    found, label = statistics.ratio(row), statistics.labels[row]
-    if found is None:
-        return {"energy": 0.0}
-    told = {"energy": found.total, "energy_ratio_exact": found.exact_ratio}
-    if found.normals:
-        told["energy_ratio"] = found.ratio
-    null = statistics.ratio(row, "pairing")
-    if null is not None:
-        told["pairing_ratio"] = null.exact_ratio
-    share = step.shares.get(label.site)
-    if share is not None and float(share[-1]) > 0:
-        own = EnergyRatio.of(share[:-1], share[-1], d=label.d, rank=label.rank)
-        told["activation_ratio"] = own.exact_ratio
-    return told
-
-
-def _with_coupling(frame: pd.DataFrame) -> pd.DataFrame:
-    if "activation_ratio" not in frame:
-        return frame
-    gradients, activations = np.log(frame["energy_ratio_exact"]), np.log(frame["activation_ratio"])
-    return frame.assign(coupling=gradients / activations.where(activations != 0))
-
-
-def _parts(folder: Path) -> list[Path]:
-    """The files of a run, the last written last."""
-    return sorted(folder.glob("steps-*.safetensors"), key=lambda path: path.stat().st_mtime_ns)
-
-
-def _geometric(values: Any) -> float:
-    known = [float(value) for value in values if not math.isnan(value)]
-    return geometric_mean(known) if known else math.nan
-
-
-def _read_part(path: Path) -> GradientRun:
-    told, tensors = read_tensors(path, FORMAT)
-    labels = tuple(Label(**one) for one in json.loads(told["labels"]))
-    shares: dict[int, dict[str, Tensor]] = {}
-    for name, one in tensors.items():
-        step, mark, site = name.partition(":")
-        if mark:
-            shares.setdefault(int(step), {})[site] = one
-    steps = tuple(
-        Step(step, loss, energies, totals, shares.get(step, {}))
-        for (step, loss), energies, totals in zip(
-            json.loads(told["steps"]), tensors["energies"], tensors["totals"], strict=True
-        )
-    )
-    return GradientRun(labels, steps, json.loads(told["conventions"]))
+def _split(steps: list[int], start: int) -> tuple[list[int], list[int]]:
+    return [step for step in steps if step < start], [step for step in steps if step >= start]

@@ -8,6 +8,7 @@ bit where an undisturbed one does if torch uses the same number of threads.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from os import PathLike
 from pathlib import Path
@@ -26,7 +27,7 @@ from tl_tangent.run_folder import RunFolder
 from tl_tangent.studies.ngrams import NgramLosses, ngram_losses
 from tl_tangent.studies.small_model import save_small, small_tokenizer
 from tl_tangent.studies.small_options import SmallRunOptions
-from tl_tangent.studies.small_state import OnStep, SmallState, mean_loss
+from tl_tangent.studies.small_state import OnStart, OnStep, SmallState, mean_loss
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -71,7 +72,9 @@ def train_small(
     options: SmallRunOptions | None = None,
     *,
     text: EncodedText | None = None,
+    on_start: OnStart | None = None,
     on_step: OnStep | None = None,
+    on_keep: Callable[[], None] | None = None,
     progress: bool = True,
 ) -> SmallRun:
     """Train, or go on where a run of the same options stood, and return the finished run.
@@ -80,9 +83,11 @@ def train_small(
         folder: of the run; checkpoints go into ``checkpoints/step-N``.
         options: how to train; the defaults if None.
         text: what to train on; the docstrings of the installed packages if None.
+        on_start: called with the model and the updates made so far, in front of the next one.
         on_step: called with the model, the updates made so far and the loss when the gradients of
             the next update are there, not yet clipped. A run that goes on repeats the steps after
             its last checkpoint, and calls it for them again.
+        on_keep: called when a checkpoint is about to be kept, from which the run can go on.
         progress: show progress bars on stderr.
 
     Raises:
@@ -98,11 +103,15 @@ def train_small(
     run = RunFolder(folder, {**asdict(options), "text": _described(text)})
     state.resume(run.path / STATE)
     tokenizer = small_tokenizer(text.folder) if text.folder else None
+    if on_start is not None and state.step < options.steps:
+        on_start(state.model, state.step)
     bar = tqdm(total=options.steps, initial=state.step, desc="training", disable=not progress)
     with bar:
         for step in range(state.step, options.steps + 1):
             if step in options.checkpoint_steps and step not in state.validation_loss:
                 state.validation_loss[step] = mean_loss(state.model, validation)
+                if on_keep is not None:
+                    on_keep()
                 _keep(run, state, tokenizer)
             if step < options.steps:
                 state.update(*training_batch(train, step, options), on_step)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from transformers import LlamaForCausalLM
 
+OnStart = Callable[["LlamaForCausalLM", int], None]
 OnStep = Callable[["LlamaForCausalLM", int, float], None]
 _MODEL, _MOMENTS, _TRAIN = "model.", "optimizer.", "losses.train"
 _VALIDATED, _VALIDATION = "losses.validated_steps", "losses.validation"

@@ -23,8 +23,8 @@ from tl_tangent.hooks.gradients.objectives import Batch
 from tl_tangent.studies.alignment import alignment_test
 from tl_tangent.studies.alignment_result import AlignmentTest
 from tl_tangent.studies.checkpoints import CheckpointSeries
+from tl_tangent.studies.gradient_run import GradientRun
 from tl_tangent.studies.recorder import GradientRecorder
-from tl_tangent.studies.run_records import GradientRun
 from tl_tangent.studies.small_options import SmallRunOptions
 from tl_tangent.studies.small_run import CHECKPOINTS, SmallRun, run_rows, train_small
 
@@ -156,22 +156,29 @@ def _trained(
     with ExitStack() as stack:
         recorders: list[GradientRecorder] = []
 
-        def record(model: Any, step: int, loss: float) -> None:
-            if not recorders:
-                recorder = GradientRecorder(
-                    model,
-                    out=folder / "records",
-                    proxy="early",
-                    freeze_at=int(BOUNDARY * options.steps),
-                    rank=rank,
-                    n_controls=n_controls,
-                    refit_every=options.every,
-                    activations_every=5,
-                )
-                recorders.append(stack.enter_context(recorder))
-            recorders[0].record(step, loss)
+        def begin(model: Any, step: int) -> None:
+            recorder = GradientRecorder(
+                model,
+                out=folder / "records",
+                start=step,
+                proxy="early",
+                freeze_at=int(BOUNDARY * options.steps),
+                rank=rank,
+                n_controls=n_controls,
+                refit_every=options.every,
+                activations_every=5,
+            )
+            recorders.append(stack.enter_context(recorder))
 
-        run = train_small(folder, options, text=text, on_step=record, progress=progress)
+        run = train_small(
+            folder,
+            options,
+            text=text,
+            on_start=begin,
+            on_step=lambda _, step, loss: recorders[0].record(step, loss),
+            on_keep=lambda: recorders[0].flush() if recorders else None,
+            progress=progress,
+        )
     return run, GradientRun.load(folder / "records")
 
 

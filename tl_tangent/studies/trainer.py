@@ -6,9 +6,9 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from tl_tangent.errors import TangentRuntimeError
+from tl_tangent.errors import TangentRuntimeError, TangentValueError
+from tl_tangent.studies.gradient_run import GradientRun
 from tl_tangent.studies.recorder import GradientRecorder
-from tl_tangent.studies.run_records import GradientRun
 
 
 class GradientCallback(TrainerCallback):
@@ -16,10 +16,11 @@ class GradientCallback(TrainerCallback):
 
     Gradients are read where the optimizer is about to use them: behind accumulation and clipping.
     The step is the Trainer's ``global_step``; it does not tell the loss at every step, so that is
-    kept as the Trainer logged it last.
+    kept as the Trainer logged it last. What a restart needs is kept with every checkpoint of the
+    Trainer, and ``trainer.train(resume_from_checkpoint=True)`` goes on from there.
 
     Args:
-        options: those of :class:`~tl_tangent.studies.recorder.GradientRecorder`, without the model.
+        options: those of :class:`~tl_tangent.GradientRecorder`, without the model and ``start``.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -28,8 +29,22 @@ class GradientCallback(TrainerCallback):
         self.recorder: GradientRecorder | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Place the recorder on the model that is trained."""
-        self.recorder = GradientRecorder(given["model"], **self._options)
+        """Place the recorder on the model that is trained.
+
+        Raises:
+            TangentValueError: nulls with accumulated gradients.
+        """
+        accumulated = args.gradient_accumulation_steps
+        if self._options.get("nulls") and accumulated > 1:
+            raise TangentValueError(
+                f"nulls=True with gradient_accumulation_steps={accumulated}: the null is that of "
+                "one forward and backward pass, and the gradient that of all. Record without "
+                "nulls, or accumulate nothing."
+            )
+        if self.recorder is not None:
+            self.recorder.close()
+        start = state.global_step or None  # a new training doesn't undo the records of another
+        self.recorder = GradientRecorder(given["model"], start=start, **self._options)
         self.recorder.__enter__()
 
     def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:
@@ -39,6 +54,10 @@ class GradientCallback(TrainerCallback):
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Record the gradients of one step."""
         self._started().record(state.global_step, self._loss)
+
+    def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Keep what a restart from this checkpoint needs."""
+        self._started().flush()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Put everything on disk and take the recorder off."""
