@@ -35,7 +35,7 @@ def lines(axes, alpha):
 def test_what_was_held_against_a_moving_proxy_is_pale():
     ratios = draw_run(frame(), told()).axes[0]
     moving, still = lines(ratios, PALE), lines(ratios, 1.0) or lines(ratios, None)
-    assert [list(one.get_xdata()) for one in moving][0] == [0, 1, 2, 3, 4]
+    assert next(list(one.get_xdata()) for one in moving) == [0, 1, 2, 3, 4]
     assert [5, 6, 7] in [list(one.get_xdata()) for one in still]
     labels = ratios.get_legend_handles_labels()[1]
     assert len(labels) == len(set(labels)) == 4  # gradients and activations of two sides

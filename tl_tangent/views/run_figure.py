@@ -69,8 +69,8 @@ def _line(
     moving, still = shown[shown["step"] <= frozen], shown[shown["step"] > frozen]
     alpha = PALE if len(still) else 1.0
     if len(moving):
-        named = {} if len(still) else {"label": label}
-        axes.plot(moving["step"], moving[column], style, color=colour, alpha=alpha, **named)
+        named = "_nolegend_" if len(still) else label
+        axes.plot(moving["step"], moving[column], style, color=colour, alpha=alpha, label=named)
     if len(still):
         axes.plot(still["step"], still[column], style, color=colour, label=label)
 
