@@ -22,6 +22,10 @@ from tl_tangent.analysis.attention.term_orders import attention_term_orders
 from tl_tangent.analysis.frequency.frequency_dispersion import frequency_dispersion
 from tl_tangent.analysis.frequency.frequency_result import FrequencyDispersion
 from tl_tangent.analysis.gradients.gradient_energy import GradientEnergy, gradient_energy
+from tl_tangent.analysis.local.layer_geometry import layer_geometry
+from tl_tangent.analysis.local.layer_result import LayerGeometry
+from tl_tangent.analysis.local.token_geometry import token_geometry
+from tl_tangent.analysis.local.token_result import TokenGeometry
 from tl_tangent.analysis.removal_test import RemovalTest, removal_test
 from tl_tangent.analysis.stream.part_recovery import PartRecovery, part_recovery
 from tl_tangent.analysis.stream.residual_trace import trace_residual
@@ -74,6 +78,7 @@ __all__ = [
     "GradientEnergy",
     "GradientRecorder",
     "GradientRun",
+    "LayerGeometry",
     "PartRecovery",
     "PatternDivergence",
     "QKSpectrum",
@@ -91,6 +96,7 @@ __all__ = [
     "TangentRuntimeError",
     "TangentSubspace",
     "TangentValueError",
+    "TokenGeometry",
     "TransferGains",
     "ablating",
     "alignment_test",
@@ -109,6 +115,7 @@ __all__ = [
     "isoscore",
     "isoscore_from_covariance",
     "isoscore_star",
+    "layer_geometry",
     "part_recovery",
     "qk_spectrum",
     "removal_test",
@@ -116,6 +123,7 @@ __all__ = [
     "split_attention_layers",
     "split_attention_scores",
     "tangents",
+    "token_geometry",
     "trace_residual",
     "transfer_gains",
     "untrained",

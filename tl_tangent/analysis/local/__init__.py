@@ -1,0 +1,1 @@
+"""Local geometry of activations: around token types, and of whole layers."""

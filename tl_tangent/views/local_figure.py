@@ -1,0 +1,118 @@
+"""The pictures of local geometry: slopes by frequency, and dimension and entropy over layers."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+# Okabe & Ito 2008: told apart by all common kinds of colour vision
+FOUND, CONTROL, OTHER, WHOLE = "#D55E00", "#0072B2", "#009E73", "#000000"
+COLUMNS = 4
+MAX_LABELS = 32
+DIMENSIONS = {"two_nn": ("o-", FOUND), "levina_bickel": ("s-", OTHER), "local_pca": ("^-", WHOLE)}
+
+
+def draw_slopes(frame: pd.DataFrame, title: str = "") -> Figure:
+    """Draw the frame of a :class:`~tl_tangent.TokenGeometry`: a panel a site, a point a type.
+
+    The slope of the normal part with its interval over how often the type occurs, filled where
+    curvature is visible beyond every null, and the range of the Gaussian clouds of each. Nothing is
+    shown and no display is needed: call ``savefig``.
+    """
+    from matplotlib.figure import Figure as NewFigure
+
+    sites = list(dict.fromkeys(frame["site"]))
+    wide = min(len(sites), COLUMNS)
+    high = math.ceil(len(sites) / wide)
+    figure = NewFigure(figsize=(1.5 + 3.4 * wide, 1 + 2.8 * high), layout="constrained")
+    panels = figure.subplots(high, wide, sharex=True, sharey=True, squeeze=False).flatten()
+    for ax, site in zip(panels, sites, strict=False):
+        _slopes(ax, frame[(frame["site"] == site) & frame["slope"].notna()])
+        ax.set_title(site, loc="left", fontsize=8)
+        ax.set_xscale("log")
+        _tidy(ax)
+    for ax in panels[len(sites) :]:
+        ax.set_visible(False)
+    panels[0].legend(fontsize=7, frameon=False)
+    figure.supxlabel("occurrences of the type", fontsize=9)
+    figure.supylabel("order of normal over tangent part in t", fontsize=9)
+    figure.suptitle(title, fontsize=11)
+    return figure
+
+
+def _slopes(ax: Any, frame: Any) -> None:
+    ax.axhline(1, color=OTHER, linewidth=0.8, linestyle="--", label="curved, no noise")
+    if "control_slope_mean" in frame:
+        low, mean, high = (frame[f"control_slope_{name}"] for name in ("min", "mean", "max"))
+        around = [mean - low, high - mean]
+        ax.errorbar(
+            frame["count"],
+            mean,
+            around,
+            fmt="_",
+            color=CONTROL,
+            linewidth=5,
+            alpha=0.35,
+            label="Gaussian clouds\n(mean, range)",
+        )
+    around = [frame["slope"] - frame["slope_low"], frame["slope_high"] - frame["slope"]]
+    ax.errorbar(
+        frame["count"], frame["slope"], around, fmt="o", color=FOUND, mfc="white", label="slope"
+    )
+    if "visible" in frame:
+        seen = frame[frame["visible"].eq(True)]
+        ax.plot(seen["count"], seen["slope"], "o", color=FOUND, zorder=5, label="beyond every null")
+
+
+def draw_geometry(frame: pd.DataFrame, title: str = "") -> Figure:
+    """Draw the frame of a :class:`~tl_tangent.LayerGeometry`, one point a site.
+
+    Dimensions, entropies in Q_T at unit total variance, the distance from Gaussian, and IsoScore
+    with the share of Q_T; dashed lines and bands are Gaussian clouds of the same covariance.
+    """
+    from matplotlib.figure import Figure as NewFigure
+
+    figure = NewFigure(figsize=(9, 10), layout="constrained")
+    axes = figure.subplots(4, 1, sharex=True)
+    at = range(len(frame))
+    for name, (style, colour) in DIMENSIONS.items():
+        _with_controls(axes[0], at, frame, name, style, colour)
+    axes[0].set_ylabel("intrinsic dimension")
+    for name, style in (("gaussian", "o-"), ("neighbour", "s-")):
+        colour = CONTROL if name == "gaussian" else FOUND
+        axes[1].plot(at, frame[f"unit_{name}_entropy"], style, color=colour, label=name)
+    axes[1].set_ylabel("entropy in Q_T\n(nats, unit variance)")
+    _with_controls(axes[2], at, frame, "negentropy", "o-", FOUND)
+    axes[2].axhline(0, color="0.5", linewidth=0.8)
+    axes[2].set_ylabel("Gaussian less\nneighbours' (nats)")
+    axes[3].plot(at, frame["isoscore"], "o-", color=WHOLE, label="IsoScore")
+    axes[3].plot(at, frame["tangent_share"], "s-", color=FOUND, label="share of Q_T")
+    axes[3].set_ylim(bottom=0)
+    for ax in axes:
+        _tidy(ax)
+        ax.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+    _label_sites(axes[-1], frame)
+    figure.suptitle(title, fontsize=11)
+    return figure
+
+
+def _with_controls(ax: Any, at: Any, frame: Any, name: str, style: str, colour: str) -> None:
+    ax.plot(at, frame[name], style, color=colour, label=name)
+    if f"control_{name}_mean" in frame:
+        low, mean, high = (frame[f"control_{name}_{part}"] for part in ("min", "mean", "max"))
+        ax.plot(at, mean, "--", color=colour, label=f"{name}, Gaussian")
+        ax.fill_between(at, low, high, color=colour, alpha=0.2, linewidth=0)
+
+
+def _tidy(ax: Any) -> None:
+    ax.grid(alpha=0.25)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def _label_sites(ax: Any, frame: Any) -> None:
+    shown = range(0, len(frame), max(1, -(-len(frame) // MAX_LABELS)))
+    ax.set_xticks(list(shown), [frame["site"].iloc[i] for i in shown], rotation=90, fontsize=7)
