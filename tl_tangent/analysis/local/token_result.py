@@ -33,7 +33,7 @@ class TokenGeometry:
     """The geometry of the occurrences of token types.
 
     Attributes:
-        clouds: by site and token id; they hold fitted forms, bases and the numbers of every control.
+        clouds: by site and token id; they hold forms, bases and the numbers of every control.
         types: what was looked at, by token id.
         conventions: how the numbers came about, JSON-able; ``meaning`` has the columns.
     """
