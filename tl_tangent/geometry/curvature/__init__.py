@@ -28,6 +28,7 @@ from tl_tangent.geometry.curvature.harmonics import (
 )
 from tl_tangent.geometry.curvature.local import Direction, Estimate, LocalParts, local_parts
 from tl_tangent.geometry.curvature.moment_ratio import eta_of_density, eta_of_points
+from tl_tangent.geometry.curvature.normal_slope import NormalSlope, normal_slope
 from tl_tangent.geometry.curvature.profile import (
     direction_density,
     direction_profile,
@@ -55,6 +56,7 @@ __all__ = [
     "GraphMoments",
     "Harmonics",
     "LocalParts",
+    "NormalSlope",
     "RatioSlope",
     "SecondFormFit",
     "arc_from_chord",
@@ -75,6 +77,7 @@ __all__ = [
     "local_parts",
     "mean_curvature",
     "normal_curvature",
+    "normal_slope",
     "predicted_harmonics",
     "predicted_response",
     "predicted_tensor",
