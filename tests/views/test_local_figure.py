@@ -61,6 +61,19 @@ def test_a_panel_a_site_and_a_point_a_type_with_intervals_and_controls():
         assert ax.get_xscale() == "log"
 
 
+def test_either_slope_is_drawn():
+    frame = slopes().to_dataframe()
+    ax = slopes().plot("normal_slope").axes[0]
+    rows = frame[frame["site"] == SITES[0]]
+    _, y, spans = points(ax, "slope")
+    assert y.tolist() == rows["normal_slope"].tolist()
+    np.testing.assert_allclose(spans, rows[["normal_slope_low", "normal_slope_high"]])
+    _, mean, _ = points(ax, "Gaussian")
+    assert mean.tolist() == rows["control_normal_slope_mean"].tolist()
+    with pytest.raises(tt.TangentValueError, match="measure is one of slope, normal_slope, got"):
+        draw_slopes(frame, measure="eta")
+
+
 def test_filled_where_curvature_is_visible():
     frame = slopes().to_dataframe()
     frame["visible"] = [True, False, None] * 3

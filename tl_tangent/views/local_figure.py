@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+from tl_tangent.errors import TangentValueError
+
 # Okabe & Ito 2008: told apart by all common kinds of colour vision
 FOUND, CONTROL, OTHER, WHOLE = "#D55E00", "#0072B2", "#009E73", "#000000"
 COLUMNS = 4
@@ -16,14 +18,26 @@ MAX_LABELS = 32
 DIMENSIONS = {"two_nn": ("o-", FOUND), "levina_bickel": ("s-", OTHER), "local_pca": ("^-", WHOLE)}
 
 
-def draw_slopes(frame: pd.DataFrame, title: str = "") -> Figure:
+SLOPES = {
+    "slope": (1, "order of normal over tangent part in t"),
+    "normal_slope": (2, "order of the normal in the tangent part"),
+}
+
+
+def draw_slopes(frame: pd.DataFrame, title: str = "", measure: str = "slope") -> Figure:
     """Draw the frame of a :class:`~tl_tangent.TokenGeometry`: a panel a site, a point a type.
 
     The slope of the normal part with its interval over how often the type occurs, filled where
     curvature is visible beyond every null, and the range of the Gaussian clouds of each. Nothing is
     shown and no display is needed: call ``savefig``.
+
+    Raises:
+        TangentValueError: if ``measure`` is none of the slopes.
     """
     from matplotlib.figure import Figure as NewFigure
+
+    if measure not in SLOPES:
+        raise TangentValueError(f"measure is one of {', '.join(SLOPES)}, got {measure!r}")
 
     sites = list(dict.fromkeys(frame["site"]))
     wide = min(len(sites), COLUMNS)
@@ -31,7 +45,7 @@ def draw_slopes(frame: pd.DataFrame, title: str = "") -> Figure:
     figure = NewFigure(figsize=(1.5 + 3.4 * wide, 1 + 2.8 * high), layout="constrained")
     panels = figure.subplots(high, wide, sharex=True, sharey=True, squeeze=False).flatten()
     for ax, site in zip(panels, sites, strict=False):
-        _slopes(ax, frame[(frame["site"] == site) & frame["slope"].notna()])
+        _slopes(ax, frame[(frame["site"] == site) & frame[measure].notna()], measure)
         ax.set_title(site, loc="left", fontsize=8)
         ax.set_xscale("log")
         _tidy(ax)
@@ -39,15 +53,17 @@ def draw_slopes(frame: pd.DataFrame, title: str = "") -> Figure:
         ax.set_visible(False)
     panels[0].legend(fontsize=7, frameon=False)
     figure.supxlabel("occurrences of the type", fontsize=9)
-    figure.supylabel("order of normal over tangent part in t", fontsize=9)
+    figure.supylabel(SLOPES[measure][1], fontsize=9)
     figure.suptitle(title, fontsize=11)
     return figure
 
 
-def _slopes(ax: Any, frame: Any) -> None:
-    ax.axhline(1, color=OTHER, linewidth=0.8, linestyle="--", label="curved, no noise")
-    if "control_slope_mean" in frame:
-        low, mean, high = (frame[f"control_slope_{name}"] for name in ("min", "mean", "max"))
+def _slopes(ax: Any, frame: Any, name: str) -> None:
+    ax.axhline(
+        SLOPES[name][0], color=OTHER, linewidth=0.8, linestyle="--", label="curved, no noise"
+    )
+    if f"control_{name}_mean" in frame:
+        low, mean, high = (frame[f"control_{name}_{part}"] for part in ("min", "mean", "max"))
         around = [mean - low, high - mean]
         ax.errorbar(
             frame["count"],
@@ -59,13 +75,13 @@ def _slopes(ax: Any, frame: Any) -> None:
             alpha=0.35,
             label="Gaussian clouds\n(mean, range)",
         )
-    around = [frame["slope"] - frame["slope_low"], frame["slope_high"] - frame["slope"]]
+    around = [frame[name] - frame[f"{name}_low"], frame[f"{name}_high"] - frame[name]]
     ax.errorbar(
-        frame["count"], frame["slope"], around, fmt="o", color=FOUND, mfc="white", label="slope"
+        frame["count"], frame[name], around, fmt="o", color=FOUND, mfc="white", label="slope"
     )
     if "visible" in frame:
         seen = frame[frame["visible"].eq(True)]
-        ax.plot(seen["count"], seen["slope"], "o", color=FOUND, zorder=5, label="beyond every null")
+        ax.plot(seen["count"], seen[name], "o", color=FOUND, zorder=5, label="beyond every null")
 
 
 def draw_geometry(frame: pd.DataFrame, title: str = "") -> Figure:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -25,7 +26,7 @@ from tl_tangent.geometry.dimension import (
     neighbour_entropy,
     two_nn,
 )
-from tl_tangent.geometry.frequency import spearman
+from tl_tangent.geometry.frequency import pearson, spearman
 from tl_tangent.geometry.manifolds import Gaussian, Sphere, sample
 
 SITES = ["blocks.0.hook_resid_post", "blocks.1.hook_mlp_out"]
@@ -211,14 +212,23 @@ class TestResult:
         names = [f"blocks.{i}.hook_{part}" for i in (0, 1) for part in ("mlp_out", "resid_post")]
         found = tt.layer_geometry(a_model(), tokens(), names, n_controls=0)
         frame, correlated = found.to_dataframe(), found.correlations()
-        assert set(correlated) == set(CORRELATED)
-        for name, one in correlated.items():
-            columns = (torch.tensor(frame[column].to_list()) for column in (name, "isoscore"))
-            assert one == spearman(*columns)
+        assert correlated["column"].tolist() == list(CORRELATED)
+        for row in correlated.to_dict("records"):
+            columns = [torch.tensor(frame[one].to_list()) for one in (row["column"], "isoscore")]
+            for one in (pearson(*columns), spearman(*columns)):
+                told = [row[f"{one.kind}{end}"] for end in ("", "_low", "_high")]
+                assert told == [one.r, one.low, one.high] and row["n"] == one.n == 4
         assert "not independent" in found.conventions["meaning"]["correlations"]
-        assert "which are not independent: levina_bickel" in found.headline()
+        assert "not independent, Spearman's unit_neighbour_entropy" in found.headline()
+        assert found._repr_html_().count("<table") == 2
         few = tt.layer_geometry(a_model(), tokens(), SITES, n_controls=0)
-        assert few.correlations() == {} and "independent" not in few.headline()
+        assert not len(few.correlations()) and "independent" not in few.headline()
+        assert few.correlations().columns.tolist() == correlated.columns.tolist()
+
+    def test_columns_that_are_alike_at_all_sites_correlate_with_nothing(self):
+        found = tt.layer_geometry(a_model(), tokens(), SITES[0], n_controls=0)
+        same = replace(found, sites={f"site {i}": found.sites[SITES[0]] for i in range(5)})
+        assert not len(same.correlations())
 
     def test_it_shows_itself(self):
         found = tt.layer_geometry(a_model(), tokens(), SITES, n_controls=2)

@@ -53,6 +53,11 @@ class TestKnownClouds:
             assert row["slope"] == pytest.approx(1, abs=0.15)
             assert row["slope_low"] - 0.1 < 1 < row["slope_high"] + 0.1
             assert row["control_slope_max"] < -0.5
+            assert row["normal_slope"] == pytest.approx(2, abs=0.2)
+            assert row["normal_slope_low"] < 2 < row["normal_slope_high"] + 0.01
+            assert row["control_normal_slope_max"] < 0.5
+            assert row["control_random_normal_slope_max"] < 0.6
+            assert row["normal_slope_p_gaussian"] == row["normal_slope_p_random"] == 1 / 21
             assert row["form_square"] == pytest.approx(square, rel=0.06)
             assert row["scalar"] == pytest.approx(scalar, rel=0.06)
             assert row["visible"]
@@ -85,6 +90,8 @@ class TestKnownClouds:
         thin = frame.loc[THIN]
         assert thin["slope"] == pytest.approx(-1, abs=0.2)
         assert thin["control_slope_min"] <= thin["slope"] <= thin["control_slope_max"]
+        assert thin["normal_slope_low"] < 0 < thin["normal_slope_high"]
+        assert min(thin["normal_slope_p_gaussian"], thin["normal_slope_p_random"]) > 0.1
         assert abs(thin["scalar"]) < 4 * thin["scalar_error"]
 
     def test_heavy_tails_beat_the_gaussian_null_and_not_the_flipped_one(self):
@@ -94,11 +101,14 @@ class TestKnownClouds:
         assert tails["slope"] > tails["control_slope_max"]
         assert tails["slope_p"] == pytest.approx(1 / 21)
         assert tails["form_p_permuted"] < 0.06 < 0.2 < tails["form_p_flipped"]
+        assert tails["normal_slope_p_gaussian"] == pytest.approx(1 / 21)
+        assert tails["normal_slope_p_random"] > 0.2
 
     def test_a_plane_has_no_order_and_says_so(self):
         _, frame = known()
         flat = frame.loc[FLAT]
         assert math.isnan(flat["slope"]) and math.isnan(flat["slope_p"])
+        assert math.isnan(flat["normal_slope"]) and math.isnan(flat["normal_slope_p_random"])
         assert "normal part is rounding in 8 of 8 bins" in flat["note"]
         assert flat["tangent_share"] == pytest.approx(1) and flat["form_square"] < 1e-12
 
@@ -116,6 +126,7 @@ class TestKnownClouds:
         found, frame = known()
         assert "visible beyond every null for 4 of 7 types; by chance" in found.headline()
         assert "Gaussian clouds -1." in found.headline()
+        assert "random tangents +0." in found.headline()
         assert found.headline() in repr(found) and "<table" in found._repr_html_()
         named = ", ".join(MEANING)
         for column in frame.columns:
@@ -149,7 +160,7 @@ class TestAgainstTheCache:
     def test_radius_centre_and_dimension_are_those_of_the_cached_vectors(self):
         model, tokens = a_model(), rows_of(COUNTS)
         sites = ["blocks.0.hook_resid_post", "blocks.1.hook_mlp_out"]
-        options = {**FAST, "dimension_points": 500, "slow_controls": 1}
+        options = {**FAST, "dimension_points": 500, "slow_controls": 1, "equal_n": False}
         found = tt.token_geometry(model, tokens.split(7), [10, 12], sites, **options)
         frame = found.to_dataframe()
         assert frame["site"].tolist() == [one for one in sites for _ in range(2)]
@@ -195,6 +206,51 @@ class TestAgainstTheCache:
         x = by_cache(model, tokens, SITE, 10)
         assert whole["eta"][0] == pytest.approx(float(x.T.cov().trace()), rel=0.2)
         assert whole["eta"][0] != pytest.approx(float(x.T.cov().trace()), rel=1e-6)
+
+    def test_occurrences_are_those_of_the_measured_half_around_the_centre(self):
+        model, tokens = a_model(), rows_of(COUNTS)
+        found = tt.token_geometry(model, tokens, 10, SITE, **FAST)
+        frame, base = found.occurrences(SITE, 10), found.clouds[SITE, 10].base
+        y = by_cache(model, tokens, SITE, 10) - base.point
+        tangent = (y @ base.tangent).norm(dim=1)
+        normal = (y.square().sum(1) - tangent.square()).sqrt()
+        assert len(frame) == 75
+        for row in frame.to_dict("records"):
+            i = int((tangent - row["tangent"]).abs().argmin())
+            for name, size in (("tangent", tangent), ("normal", normal), ("chord", y.norm(dim=1))):
+                assert row[name] == pytest.approx(float(size[i])), name
+        logs = torch.tensor(frame[["tangent", "normal"]].to_numpy()).log().T.cov()
+        slope = found.to_dataframe()["normal_slope"][0]
+        assert slope == pytest.approx(float(logs[0, 1] / logs[0, 0]))
+        with pytest.raises(tt.TangentKeyError, match=f"token 11 was not measured .* 10 at {SITE}"):
+            found.occurrences(SITE, 11)
+
+    def test_equally_many_vectors_of_each_type(self):
+        model, tokens = a_model(), rows_of(COUNTS)
+        tokens = torch.cat([tokens, tokens[:3]])  # some contexts twice
+        ids = [10, 11, 12, 13]
+        even = tt.token_geometry(model, tokens, ids, SITE, **FAST)
+        frame = even.to_dataframe()
+        fewest = int(frame["distinct"].min())
+        assert frame["n"].tolist() == [fewest] * 4 and frame["distinct"].max() > fewest
+        assert (frame["count"] - frame["copies"] == frame["distinct"]).all()
+        assert "from equally many vectors" in even.headline()
+        every = tt.token_geometry(model, tokens, ids, SITE, equal_n=False, **FAST)
+        whole = every.to_dataframe()
+        assert whole["n"].tolist() == whole["distinct"].tolist() == frame["distinct"].tolist()
+        assert "from unequal numbers of vectors" in every.headline()
+        least = int(frame["distinct"].argmin())
+        assert frame["eta"][least] == whole["eta"][least]
+        most = int(frame["distinct"].argmax())
+        assert frame["eta"][most] != whole["eta"][most]
+        assert frame["eta"][most] == pytest.approx(whole["eta"][most], rel=0.2)
+
+    def test_types_that_cant_be_measured_do_not_shrink_the_others(self):
+        model, tokens = a_model(), rows_of({10: 120, 11: 31})
+        tokens = torch.cat([tokens, *[tokens[tokens.eq(11).any(1)][:1]] * 50])
+        found = tt.token_geometry(model, tokens, [10, 11], SITE, **FAST).to_dataframe()
+        assert found["note"][1].endswith("the fit needs 80") and found["n"][0] > found["n"][1]
+        assert found["n"][0] == found["distinct"][0]
 
     def test_equal_seeds_give_equal_tables(self):
         model, tokens = a_model(), rows_of(COUNTS)
@@ -245,12 +301,13 @@ class TestTypes:
         given = {"sites": SITE, **FAST}
         chosen = {
             (rule, n): list(tt.token_geometry(model, tokens, rule, n_types=n, **given).types)
-            for rule, n in [("frequent", 2), ("rare", 2), ("spread", 3)]
+            for rule, n in [("frequent", 2), ("rare", 2), ("spread", 3), ("bands", 3)]
         }
         assert chosen == {
             ("frequent", 2): [10, 11],
             ("rare", 2): [12, 13],  # 14 has fewer than the fit needs
             ("spread", 3): [10, 12, 13],
+            ("bands", 3): [10, 11, 13],
         }
         with pytest.raises(tt.TangentValueError, match="4 token types have the 80 occurrences"):
             tt.token_geometry(model, tokens, "frequent", n_types=5, **given)
@@ -265,7 +322,8 @@ class TestTypes:
         found = tt.token_geometry(model, [text], ["w5", 9], SITE, **few)
         told = [(kind.id, kind.text, kind.count) for kind in found.types.values()]
         assert told == [(5, "w5", 12 * 4 + 10 * 4), (9, "w9", 12 * 2 + 10)]
-        assert found.to_dataframe()["n"].tolist() == [4 + 4, 2 + 1]  # two texts, many times
+        frame = found.to_dataframe()
+        assert frame["distinct"].tolist() == [4 + 4, 2 + 1]  # two texts, many times
         with pytest.raises(tt.TangentValueError, match="'w5 w6' is 2 tokens"):
             tt.token_geometry(model, [text], "w5 w6", SITE)
 

@@ -26,7 +26,8 @@ def test_p_values_are_uniform_on_gaussian_clouds():
         )
     frame = found.to_dataframe()
     assert (frame["n"] == 84).all()
-    for name in ("slope_p", "form_p_gaussian", "directions_p", "form_p_flipped"):
+    names = ("slope_p", "normal_slope_p_gaussian", "form_p_gaussian", "directions_p")
+    for name in (*names, "form_p_flipped"):
         p = frame[name].astype(float)
         assert p.mean() == pytest.approx(0.55, abs=0.19), name
         assert 1 <= (p <= 0.2).sum() <= 11, name

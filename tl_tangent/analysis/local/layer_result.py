@@ -7,18 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from tl_tangent.analysis.local.site_geometry import SiteGeometry
-from tl_tangent.analysis.local.token_words import rank_correlation
 from tl_tangent.analysis.stream.followed import of_controls
 from tl_tangent.geometry import SubspaceSet
 from tl_tangent.geometry.display import html_table
-from tl_tangent.geometry.frequency import Correlation
+from tl_tangent.geometry.frequency import pearson, spearman
 from tl_tangent.hooks.sites import Site
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+FEWEST = 4  # sites of a correlation
 CORRELATED = (
     "spectral_entropy",
     "tangent_share",
@@ -31,6 +33,11 @@ CORRELATED = (
     "levina_bickel",
     "local_pca",
 )
+COLUMNS = [
+    "column",
+    "n",
+    *(f"{kind}{end}" for kind in ("pearson", "spearman") for end in ("", "_low", "_high")),
+]
 MEANING = {
     "rows": "tokens in the covariance, all at the chosen positions",
     "n, copies": (
@@ -52,7 +59,9 @@ MEANING = {
     "neighbour_entropy": "of the same coordinates whatever their law, by k-th neighbours",
     "negentropy": (
         "gaussian less neighbour entropy, how far from Gaussian; the neighbours' estimate is "
-        "biased in many dimensions, so that control_negentropy, of Gaussian clouds, is not 0 either"
+        "biased in many dimensions, so that control_negentropy, of Gaussian clouds, is not 0 "
+        "either: its mean with the opposite sign is the bias of neighbour_entropy for a Gaussian "
+        "law"
     ),
     "unit_": (
         "the entropy where the site is scaled to a total variance of 1. An entropy depends on the "
@@ -69,10 +78,10 @@ MEANING = {
         "sample: what the covariance alone gives"
     ),
     "correlations": (
-        "Spearman's of a column with the IsoScore over sites. Layers are not independent: each "
-        "adds to the last, so that intervals are too narrow, and a common trend over depth alone "
-        "correlates any two columns. The participation ratio is the IsoScore on another scale and "
-        "is left out"
+        "Pearson's and Spearman's of a column with the IsoScore over n sites, with 95 % intervals "
+        "by Fisher's z. Layers are not independent: each adds to the last, so that intervals are "
+        "too narrow, and a common trend over depth alone correlates any two columns. The "
+        "participation ratio is the IsoScore on another scale and is left out"
     ),
 }
 
@@ -97,15 +106,19 @@ class LayerGeometry:
 
         return pd.DataFrame([_row(site, found) for site, found in self.sites.items()])
 
-    def correlations(self) -> dict[str, Correlation]:
-        """Return Spearman's correlation of each column with IsoScore over sites.
+    def correlations(self) -> pd.DataFrame:
+        """Return one row a column: its correlations with IsoScore over sites, with intervals.
 
-        Empty for fewer than 4 sites; constant columns are left out. Read the note on them in
-        ``conventions["meaning"]["correlations"]``.
+        Layers are not independent, and the intervals take them as if they were: read the note in
+        ``conventions["meaning"]["correlations"]``. Columns that are constant are left out, and
+        below 4 sites all of them.
         """
+        import pandas as pd
+
         frame = self.to_dataframe()
-        found = {name: rank_correlation(frame[name], frame["isoscore"]) for name in CORRELATED}
-        return {name: one for name, one in found.items() if one is not None}
+        several = len(frame) >= FEWEST and frame["isoscore"].nunique() > 1
+        varied = [name for name in CORRELATED if several and frame[name].nunique() > 1]
+        return pd.DataFrame([_correlated(name, frame) for name in varied], columns=COLUMNS)
 
     def headline(self) -> str:
         """State dimensions and entropies beside those that the covariance gives."""
@@ -113,15 +126,9 @@ class LayerGeometry:
         for name, label in (("levina_bickel", "Levina-Bickel"), ("two_nn", "TwoNN")):
             told.append(f"{label} dimension {_beside(frame, name)}")
         told.append(f"distance from Gaussian in Q_T {_beside(frame, 'negentropy')} nats")
-        correlated = self.correlations()
-        with_score = "; with IsoScore over layers, which are not independent: " + ", ".join(
-            f"{name} {correlated[name].r:+.2f}"
-            for name in ("levina_bickel", "unit_neighbour_entropy")
-            if name in correlated
-        )
         return (
             f"Medians over {len(frame)} sites: {', '.join(told)}; IsoScore "
-            f"{frame['isoscore'].median():.3f}{with_score if correlated else ''}."
+            f"{frame['isoscore'].median():.3f}{_with_score(self.correlations())}."
         )
 
     def plot(self) -> Figure:
@@ -134,8 +141,41 @@ class LayerGeometry:
         return f"LayerGeometry({self.conventions['model']}): {self.headline()}"
 
     def _repr_html_(self) -> str:
-        rows = self.to_dataframe().round(4).astype(object).to_dict("records")
-        return html_table([{str(k): v for k, v in row.items()} for row in rows], self.headline())
+        tables = [(self.to_dataframe(), self.headline())]
+        correlated = self.correlations()
+        if len(correlated):
+            note = "Correlations with IsoScore over sites, which are not independent."
+            tables.append((correlated, note))
+        return "".join(_html(frame, caption) for frame, caption in tables)
+
+
+def _html(frame: pd.DataFrame, caption: str) -> str:
+    rows = frame.round(4).astype(object)
+    records = rows.where(rows.notna(), None).to_dict("records")
+    return html_table([{str(k): v for k, v in row.items()} for row in records], caption)
+
+
+def _correlated(name: str, frame: pd.DataFrame) -> dict[str, Any]:
+    column, score = (torch.tensor(frame[one].to_numpy(float)) for one in (name, "isoscore"))
+    row: dict[str, Any] = {"column": name, "n": len(frame)}
+    for found in (pearson(column, score), spearman(column, score)):
+        row |= {
+            found.kind: found.r,
+            f"{found.kind}_low": found.low,
+            f"{found.kind}_high": found.high,
+        }
+    return row
+
+
+def _with_score(correlated: pd.DataFrame) -> str:
+    told = [
+        f"{row['column']} {row['spearman']:+.2f}"
+        for row in correlated.to_dict("records")
+        if row["column"] in ("levina_bickel", "unit_neighbour_entropy")
+    ]
+    if not told:
+        return ""
+    return f"; with IsoScore over layers, which are not independent, Spearman's {', '.join(told)}"
 
 
 def _beside(frame: pd.DataFrame, name: str) -> str:

@@ -13,11 +13,17 @@ from torch import Tensor
 
 from tl_tangent.analysis.local.base_point import BasePoint, Centre, base_point
 from tl_tangent.analysis.local.cloud_dimension import CloudDimension, cloud_dimension
-from tl_tangent.analysis.local.reading import Drawn, Reading, flipped_square, read_cloud
+from tl_tangent.analysis.local.reading import (
+    LINE_DRAWS,
+    Drawn,
+    Reading,
+    flipped_square,
+    random_slopes,
+    read_cloud,
+)
 from tl_tangent.analysis.local.twins import gaussian_twins, seed_of
 from tl_tangent.errors import TangentValueError
 from tl_tangent.geometry.curvature import Estimate, eta_of_points, visibility_index
-from tl_tangent.geometry.dimension import distinct_rows
 from tl_tangent.geometry.energy import upper_p_value
 
 PER_BIN = 5  # points of a bin of the slope
@@ -34,6 +40,7 @@ class Options(NamedTuple):
     k: int
     dimension_points: int
     slow_controls: int
+    equal_n: bool
     seed: int
 
     @property
@@ -48,7 +55,8 @@ class TokenCloud:
     """What the occurrences of a token type show at a site.
 
     Attributes:
-        n: distinct vectors.
+        n: distinct vectors that are measured.
+        distinct: how many there are; more than n where other types have fewer.
         copies: vectors left out as exact copies of another.
         eta: mean squared distance to the mean of the type, unbiased, with its standard error.
         centre_norm: of that mean.
@@ -58,6 +66,7 @@ class TokenCloud:
             hold.
         reading: of the other half around the base.
         controls: of Gaussian clouds with that half's mean and covariance, around the same base.
+        random: order of the normal in the tangent part for random tangent spaces in the complement.
         flipped: ``||II||^2`` as fitted where the normal parts of that half got random signs.
         visibility: ``eta (max b' - min b')`` of that half's II.
         visibility_controls: of some of the Gaussian clouds.
@@ -66,6 +75,7 @@ class TokenCloud:
     """
 
     n: int
+    distinct: int
     copies: int
     eta: Estimate
     centre_norm: float
@@ -73,6 +83,7 @@ class TokenCloud:
     tangent_share: float = math.nan
     reading: Reading | None = None
     controls: tuple[Drawn, ...] = ()
+    random: tuple[float | None, ...] = ()
     flipped: tuple[float, ...] = ()
     visibility: float = math.nan
     visibility_controls: tuple[float, ...] = ()
@@ -86,6 +97,19 @@ class TokenCloud:
             return None
         slopes = [math.inf if one.slope is None else one.slope for one in self.controls]
         return upper_p_value(self.reading.slope.slope, slopes)
+
+    @property
+    def normal_slope_p(self) -> dict[str, float]:
+        """How often each null has a normal part that grows as fast: Gaussian, random tangent."""
+        if not self.controls or self.reading is None or self.reading.normal_slope is None:
+            return {}
+        own = self.reading.normal_slope.slope
+        nulls = {"gaussian": [one.normal_slope for one in self.controls], "random": self.random}
+        return {
+            name: upper_p_value(own, [math.inf if one is None else one for one in drawn])
+            for name, drawn in nulls.items()
+            if drawn
+        }
 
     @property
     def form_p(self) -> dict[str, float]:
@@ -116,18 +140,30 @@ class TokenCloud:
         return all(p is not None and p <= alpha for p in found)
 
 
-def measure_cloud(x: Float[Tensor, "n d"], options: Options, name: str) -> TokenCloud:
-    """Measure the vectors of one type; ``name`` gives it random numbers of its own."""
-    distinct = distinct_rows(x)
-    n, mean = len(distinct), distinct.double().mean(0)
-    eta = eta_of_points(distinct, mean) if n > 1 else Estimate(math.nan, math.nan)
+def measure_cloud(
+    distinct: Float[Tensor, "n d"], copies: int, most: int, options: Options, name: str
+) -> TokenCloud:
+    """Measure the vectors of one type.
+
+    Args:
+        distinct: them, each once.
+        copies: how many were left out for that.
+        most: how many of them to take, at random.
+        options: how.
+        name: gives the type random numbers of its own.
+    """
+    seed = seed_of(options.seed, name)
+    order = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(seed))
+    x = distinct[order[:most]]
+    n, mean = len(x), x.double().mean(0)
+    eta = eta_of_points(x, mean) if n > 1 else Estimate(math.nan, math.nan)
     unbiased = Estimate(*(value * n / max(n - 1, 1) for value in eta))
-    cloud = TokenCloud(n, len(x) - n, unbiased, float(mean.norm()))
+    cloud = TokenCloud(n, len(distinct), copies, unbiased, float(mean.norm()))
     if n < options.fewest:
-        missing = f"{n} distinct of {len(x)} vectors, and the fit needs {options.fewest}"
+        missing = f"{n} distinct of {n + copies} vectors, and the fit needs {options.fewest}"
         return replace(cloud, note=missing)
     try:
-        return _fitted_and_tested(cloud, distinct, options, seed_of(options.seed, name))
+        return _fitted_and_tested(cloud, x, options, seed)
     except TangentValueError as error:  # one degenerate cloud does not undo the others
         return replace(cloud, note=str(error))
 
@@ -135,11 +171,10 @@ def measure_cloud(x: Float[Tensor, "n d"], options: Options, name: str) -> Token
 def _fitted_and_tested(
     cloud: TokenCloud, x: Float[Tensor, "n d"], options: Options, seed: int
 ) -> TokenCloud:
-    x = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))]
     fit, test = x[: len(x) // 2], x[len(x) // 2 :]
     base = base_point(fit, options.rank, options.centre)
     read = partial(read_cloud, base=base, bins=options.bins, level=options.level)
-    reading = read(test, permutations=options.n_controls, seed=seed)
+    reading = read(test, permutations=options.n_controls, draws=LINE_DRAWS, seed=seed)
     visible = partial(visibility_index, eta=cloud.eta.value, seed=seed)
     controls, drawn = [], []
     for i, twin in enumerate(gaussian_twins(test, options.n_controls, seed)):
@@ -147,13 +182,14 @@ def _fitted_and_tested(
         controls.append(Drawn.of(control))
         if i < options.slow_controls:
             drawn.append(visible(control.form.second_form))
-    signs = torch.Generator().manual_seed(seed)
+    signs, bases = (torch.Generator().manual_seed(seed + i) for i in range(2))
     return replace(
         cloud,
         base=base,
         tangent_share=_share(test, base.principal),
         reading=reading,
         controls=tuple(controls),
+        random=tuple(random_slopes(test, base, options.n_controls, bases)),
         flipped=tuple(flipped_square(test, base, signs) for _ in range(options.n_controls)),
         visibility=visible(reading.form.second_form),
         visibility_controls=tuple(drawn),

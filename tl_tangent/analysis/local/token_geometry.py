@@ -13,6 +13,7 @@ from tl_tangent.analysis.local.token_words import MEANING
 from tl_tangent.analysis.local.types import chosen_types, text_of
 from tl_tangent.analysis.local.vectors import collect_vectors
 from tl_tangent.errors import TangentValueError
+from tl_tangent.geometry.dimension import distinct_rows
 from tl_tangent.geometry.subspace_io import package_versions
 from tl_tangent.hooks.fit import shown
 from tl_tangent.hooks.numbers import whole, whole_seed
@@ -37,6 +38,7 @@ def token_geometry(
     k: int = 10,
     dimension_points: int = 500,
     slow_controls: int = 3,
+    equal_n: bool = True,
     seed: int = 0,
     progress: bool = False,
 ) -> TokenGeometry:
@@ -44,9 +46,9 @@ def token_geometry(
 
     Radius, tangent directions, the order of the normal part, the second fundamental form, the
     evenness of directions and the intrinsic dimension, each beside nulls: Gaussian clouds with
-    exactly the mean and covariance of the measured points, which have no curvature, and permuted
-    and flipped normal parts. A slope means nothing without them: that of a flat cloud depends on
-    its covariance, and is far from 0 for most.
+    exactly the mean and covariance of the measured points, which have no curvature; random tangent
+    spaces; permuted and flipped normal parts. A slope means nothing without them: that of a flat
+    cloud depends on its covariance, and is far from 0 for most.
 
     The batches are read three times, twice without the model: to count types and to choose the
     occurrences (those with the lowest scrambled numbers, a uniform sample whatever the order). In
@@ -56,8 +58,8 @@ def token_geometry(
         model: a HookedTransformer, a TransformerBridge, or any HookedRootModule.
         batches: tokens or text; see :func:`tl_tangent.collect`.
         tokens: a token id, a string of one token, or several of these; or a rule over the types
-            that have as many occurrences as the fit needs: "frequent", "rare", or "spread" over
-            the ranks of frequency.
+            that have as many occurrences as the fit needs: "frequent", "rare", "bands" (half of
+            them the most frequent, half the rarest), or "spread" over the ranks of frequency.
         sites: names, patterns, or a predicate; with one vector a token.
         rank: m, the assumed dimension of the tangent space.
         centre: "fitted", a point of the manifold estimated by a quadratic fit, or "mean".
@@ -71,6 +73,9 @@ def token_geometry(
         dimension_points: most points of a cloud whose dimension is estimated; 0 for none.
         slow_controls: Gaussian clouds whose dimension and visibility are measured too; each takes
             as long as the cloud itself.
+        equal_n: measure as many vectors of each type at a site, at random, as the type with the
+            fewest has of those that have enough. Estimates and the power of tests depend on their
+            number, so that without this frequent types can't be held against rare ones.
         seed: of the sample, the halves and the nulls.
         progress: show progress bars.
 
@@ -89,6 +94,7 @@ def token_geometry(
         k=whole("k", k, at_least=3),
         dimension_points=whole("dimension_points", dimension_points, at_least=0),
         slow_controls=whole("slow_controls", slow_controls, at_least=0),
+        equal_n=equal_n,
         seed=whole_seed(seed),
     )
     _check(options, whole("max_occurrences", max_occurrences, at_least=2))
@@ -99,9 +105,18 @@ def token_geometry(
     chosen = Chosen.of(corpus, ids, max_occurrences, options.seed)
     vectors = collect_vectors(model, corpus, chosen, asked, progress=progress)
     _check_width(options.rank, {site: rows[0].shape[1] for site, rows in vectors.items()})
-    cells = [(site, i) for site in vectors for i in range(len(ids))]
+    taken = [len(one) for one in next(iter(vectors.values()))]
+    distinct = {site: [distinct_rows(one) for one in vectors.pop(site)] for site in list(vectors)}
+    most = {site: _most([len(one) for one in rows], options) for site, rows in distinct.items()}
+    cells = [(site, i) for site in distinct for i in range(len(ids))]
     clouds = {
-        (site, ids[i]): measure_cloud(vectors[site][i], options, f"{site}:{ids[i]}")
+        (site, ids[i]): measure_cloud(
+            distinct[site][i],
+            taken[i] - len(distinct[site][i]),
+            most[site],
+            options,
+            f"{site}:{ids[i]}",
+        )
         for site, i in shown(cells, progress, "measuring")
     }
     types = {one: _type(model, corpus, one) for one in ids}
@@ -118,6 +133,12 @@ def token_geometry(
         "versions": {**package_versions(), "python": sys.version.split()[0]},
     }
     return TokenGeometry(clouds, types, made)
+
+
+def _most(counts: list[int], options: Options) -> int:
+    """How many vectors of each type are measured at a site."""
+    enough = [n for n in counts if n >= options.fewest]
+    return min(enough) if options.equal_n and enough else max(counts)
 
 
 def _type(model: Any, corpus: Corpus, token: int) -> TokenType:

@@ -15,9 +15,10 @@ MEANING = {
     "token_id, text": "the type; its text where the model has a tokenizer",
     "count": "occurrences of the type at the chosen positions of the batches",
     "frequency": "count over all tokens at these positions",
-    "n, copies": (
-        "distinct vectors that were measured, of a uniform sample of the occurrences, and those "
-        "left out as exact copies (one context gives one vector)"
+    "n, distinct, copies": (
+        "vectors that were measured, at random of the distinct ones in a uniform sample of the "
+        "occurrences where equal_n is set: then n is that of the type with the fewest at the site; "
+        "and those left out as exact copies (one context gives one vector)"
     ),
     "eta, eta_error": (
         "mean squared distance to the mean of the type, unbiased, and its standard error; to first "
@@ -43,6 +44,18 @@ MEANING = {
     ),
     "control_slope": "of Gaussian clouds of the same mean and covariance, which have no curvature",
     "slope_p": "share of these with a slope as high, (1 + #) / (1 + n_controls)",
+    "normal_slope, normal_slope_low, normal_slope_high": (
+        "p of |n| ~ |v|^p, least squares of logarithms over single occurrences, and its interval "
+        "by a bootstrap over them. 2: a curved manifold. 1: a tilted tangent space, or occurrences "
+        "that differ in size. 0: parts that know nothing of each other"
+    ),
+    "control_random_normal_slope": (
+        "of random tangent spaces of the same rank at the same centre, at right angles to the "
+        "fitted one: occurrences that differ in size alone have the same slope in all of them"
+    ),
+    "normal_slope_p_gaussian, normal_slope_p_random": (
+        "share of the Gaussian clouds, and of the random tangent spaces, with a slope as high"
+    ),
     "form_square, mean_curvature_square, scalar, scalar_error": (
         "|II|^2, |H|^2 and Scal = |H|^2 - |II|^2, less the bias by noise, in the inverse square of "
         "the unit of the activations, and the last one's standard error"
@@ -75,7 +88,8 @@ MEANING = {
     "visible": (
         f"whether slope_p and all form_p are at most {ALPHA}: the normal part bends with the "
         "tangent part more than in any null. Clusters of contexts, or any other dependence of the "
-        "normal on the tangent part that is not odd, do that too"
+        "normal on the tangent part that is not odd, do that too. Random tangent spaces have no "
+        "say: noise hides the order from them while the form is still plain"
     ),
     "note": "what could not be measured, and why",
 }
@@ -109,22 +123,42 @@ def _slopes(frame: pd.DataFrame) -> str:
     told = f"Median slope {frame['slope'].median():+.2f}"
     if "control_slope_mean" in frame:
         told += f" (Gaussian clouds {frame['control_slope_mean'].median():+.2f})"
-    return f"{told}; a curved manifold without noise has +1."
+    return (
+        f"{told}; a curved manifold without noise has +1. The normal part goes as the tangent part "
+        f"to the power of {frame['normal_slope'].median():+.2f}{_nulls(frame)}; there it is +2."
+    )
+
+
+def _nulls(frame: pd.DataFrame) -> str:
+    """The same in both nulls, where they were drawn."""
+    names = {
+        "Gaussian clouds": "control_normal_slope_mean",
+        "random tangents": "control_random_normal_slope_mean",
+    }
+    told = [f"{of} {frame[name].median():+.2f}" for of, name in names.items() if name in frame]
+    return f" ({', '.join(told)})" if told else ""
 
 
 def _halves(frame: pd.DataFrame) -> str:
     """Slopes of the more and of the less frequent half of the types, and their correlation."""
-    types = frame.dropna(subset=["slope"]).groupby("token_id")[["count", "slope"]].mean()
+    measured = frame.dropna(subset=["slope"])
+    types = measured.groupby("token_id")[["count", "slope"]].mean()
     if len(types) < 2:
         return ""
     ordered = types.sort_values("count")
     half = len(ordered) // 2
     told = (
-        f"Slopes of frequent against rare tokens: {ordered['slope'].iloc[-half:].median():+.2f} "
-        f"against {ordered['slope'].iloc[:half].median():+.2f}"
+        f"Slopes of frequent against rare tokens, {_numbers(measured)}: "
+        f"{ordered['slope'].iloc[-half:].median():+.2f} against "
+        f"{ordered['slope'].iloc[:half].median():+.2f}"
     )
     found = rank_correlation(types["count"], types["slope"])
     return f"{told}{f', {found} over types' if found else ''}."
+
+
+def _numbers(measured: pd.DataFrame) -> str:
+    equal = (measured.groupby("site")["n"].nunique() == 1).all()
+    return "from equally many vectors" if equal else "from unequal numbers of vectors"
 
 
 def rank_correlation(x: Any, y: Any) -> Any:

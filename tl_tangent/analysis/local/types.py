@@ -11,7 +11,7 @@ from tl_tangent.analysis.local.occurrences import Corpus
 from tl_tangent.errors import TangentValueError
 from tl_tangent.hooks.numbers import whole
 
-RULES = ("frequent", "rare", "spread")
+RULES = ("frequent", "rare", "bands", "spread")
 
 
 def chosen_types(
@@ -62,6 +62,9 @@ def _by_rule(corpus: Corpus, rule: str, n_types: int, fewest: int) -> tuple[int,
         return tuple(able[:n_types])
     if rule == "rare":
         return tuple(able[-n_types:])
+    if rule == "bands":
+        rare = n_types // 2
+        return tuple(able[: n_types - rare] + able[len(able) - rare :])
     places = torch.linspace(0, len(able) - 1, n_types, dtype=torch.float64).round().long()
     return tuple(able[place] for place in places.tolist())
 

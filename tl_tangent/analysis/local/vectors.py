@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -43,7 +42,7 @@ class Taker:
 
 def collect_vectors(
     model: Any, corpus: Corpus, chosen: Chosen, sites: list[Site], *, progress: bool = False
-) -> Mapping[str, list[Float[Tensor, "n d"]]]:
+) -> dict[str, list[Float[Tensor, "n d"]]]:
     """Return the vectors of the sampled occurrences: by site, one tensor for each of the types.
 
     In memory lie ``sites * types * sample size * d`` numbers at most, however long the corpus is.

@@ -26,7 +26,7 @@ FEWEST = 5  # points of a line
 DRAWS = 1000
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class NormalSlope:
     """Slope of the size of the normal part in that of the tangent part.
 
@@ -34,22 +34,21 @@ class NormalSlope:
         slope: p of ``||n|| ~ ||v||^p``.
         low, high: its interval; NaN if no draws were made.
         level: confidence of the interval.
-        tangent, normal: the sizes of both parts of every point, in the unit of the points.
-        counted: number of points on the line; those with a part that is rounding are left out.
+        n: number of points on the line.
+        left_out: number of those with a part that is rounding.
     """
 
     slope: float
     low: float
     high: float
     level: float
-    tangent: Float[Tensor, " n"]
-    normal: Float[Tensor, " n"]
-    counted: int
+    n: int
+    left_out: int
 
     def __repr__(self) -> str:
         return (
             f"NormalSlope({self.slope:.3f}, {self.level:.0%} interval {self.low:.3f} to "
-            f"{self.high:.3f}; {self.counted} of {len(self.tangent)} points)"
+            f"{self.high:.3f}; {self.n} points)"
         )
 
 
@@ -95,7 +94,7 @@ def normal_slope(
     if slope != slope:
         raise TangentValueError("all tangent parts are of one size: no slope fits")
     low, high = _interval(v[kept], n[kept], level, draws, seed) if draws else (torch.nan,) * 2
-    return NormalSlope(slope, low, high, level, v, n, counted)
+    return NormalSlope(slope, low, high, level, counted, len(x) - counted)
 
 
 def _interval(v: Tensor, n: Tensor, level: float, draws: int, seed: int) -> tuple[float, float]:
