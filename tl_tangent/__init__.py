@@ -54,6 +54,7 @@ from tl_tangent.hooks.untrained import untrained
 from tl_tangent.studies.alignment import alignment_test
 from tl_tangent.studies.alignment_result import AlignmentTest
 from tl_tangent.studies.checkpoints import CheckpointSeries
+from tl_tangent.studies.frequency_series import frequency_over_checkpoints
 from tl_tangent.studies.gradient_run import GradientRun
 from tl_tangent.studies.recorder import GradientRecorder
 from tl_tangent.studies.simulation import Simulation, simulate
@@ -111,6 +112,7 @@ __all__ = [
     "detach",
     "fit_subspaces",
     "frequency_dispersion",
+    "frequency_over_checkpoints",
     "gradient_energy",
     "isoscore",
     "isoscore_from_covariance",

@@ -214,7 +214,7 @@ class TestResult:
         frame, correlated = found.to_dataframe(), found.correlations()
         assert correlated["column"].tolist() == list(CORRELATED)
         for row in correlated.to_dict("records"):
-            columns = [torch.tensor(frame[one].to_list()) for one in (row["column"], "isoscore")]
+            columns = [torch.tensor(frame[one].to_numpy()) for one in (row["column"], "isoscore")]
             for one in (pearson(*columns), spearman(*columns)):
                 told = [row[f"{one.kind}{end}"] for end in ("", "_low", "_high")]
                 assert told == [one.r, one.low, one.high] and row["n"] == one.n == 4

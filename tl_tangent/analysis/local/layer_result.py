@@ -158,12 +158,8 @@ def _html(frame: pd.DataFrame, caption: str) -> str:
 def _correlated(name: str, frame: pd.DataFrame) -> dict[str, Any]:
     column, score = (torch.tensor(frame[one].to_numpy(float)) for one in (name, "isoscore"))
     row: dict[str, Any] = {"column": name, "n": len(frame)}
-    for found in (pearson(column, score), spearman(column, score)):
-        row |= {
-            found.kind: found.r,
-            f"{found.kind}_low": found.low,
-            f"{found.kind}_high": found.high,
-        }
+    for one in (pearson(column, score), spearman(column, score)):
+        row |= {one.kind: one.r, f"{one.kind}_low": one.low, f"{one.kind}_high": one.high}
     return row
 
 

@@ -152,7 +152,7 @@ def _halves(frame: pd.DataFrame) -> str:
         f"{ordered['slope'].iloc[-half:].median():+.2f} against "
         f"{ordered['slope'].iloc[:half].median():+.2f}"
     )
-    found = rank_correlation(types["count"], types["slope"])
+    found = _rank_correlation(types["count"], types["slope"])
     return f"{told}{f', {found} over types' if found else ''}."
 
 
@@ -161,7 +161,7 @@ def _numbers(measured: pd.DataFrame) -> str:
     return "from equally many vectors" if equal else "from unequal numbers of vectors"
 
 
-def rank_correlation(x: Any, y: Any) -> Any:
+def _rank_correlation(x: Any, y: Any) -> Any:
     """Spearman's with its interval; None for fewer than 4 pairs or a constant column."""
     import torch
 
