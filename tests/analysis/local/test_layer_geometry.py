@@ -253,7 +253,7 @@ class TestRefusals:
             ({"n_controls": -1}, "n_controls is -1"),
             ({"seed": 1.5}, "seed is 1.5"),
             ({"rank": 40}, "rank"),
-            ({"k": 50}, "38 distinct of 38 sampled vectors .* too few for k=50"),
+            ({"k": 50}, f"38 distinct of 38 sampled vectors at {SITE} are too few for k=50"),
             ({"sites": "blocks.0.attn.hook_z"}, "hook_z has a vector for each head"),
         ],
     )

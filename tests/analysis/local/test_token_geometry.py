@@ -295,6 +295,18 @@ class TestAgainstTheCache:
         assert torch.equal(model(tokens), logits)
 
 
+@pytest.mark.parametrize("family", ["llama", "bert"])
+def test_bridges_and_batches_that_come_once(family):
+    model, tokens = families.bridge(family), rows_of(COUNTS)
+    sites = ["blocks.0.hook_resid_post", "blocks.0.hook_mlp_out"]
+    options = {**FAST, "equal_n": False}
+    found = tt.token_geometry(model, iter(tokens.split(5)), [10, 12], sites, **options)
+    for row in found.to_dataframe().to_dict("records"):
+        x = by_cache(model, tokens, row["site"], row["token_id"])
+        assert row["eta"] == pytest.approx(float(x.T.cov().trace()), rel=1e-5)
+        assert row["n"] == COUNTS[row["token_id"]]
+
+
 class TestTypes:
     def test_rules_go_by_the_counts(self):
         model, tokens = a_model(), rows_of(COUNTS)

@@ -81,6 +81,7 @@ def layer_geometry(
             fitter.n_rows,
             _sample(fitter),
             chosen[site],
+            site,
             k=k,
             n_controls=n_controls,
             seed=seed_of(seed, site),

@@ -72,6 +72,7 @@ def site_geometry(
     rows: int,
     sampled: Float[Tensor, "n d"],
     subspace: TangentSubspace,
+    site: str,
     *,
     k: int,
     n_controls: int,
@@ -84,6 +85,7 @@ def site_geometry(
         rows: how many these are.
         sampled: some of them.
         subspace: Q_T.
+        site: its name.
         k: neighbours, of entropy and dimension.
         n_controls: Gaussian clouds beside the sample.
         seed: of those.
@@ -95,7 +97,7 @@ def site_geometry(
     basis = subspace.basis.to(x.device).double()
     if len(x) <= max(k, subspace.rank):
         raise TangentValueError(
-            f"{len(x)} distinct of {len(sampled)} sampled vectors at {subspace.site} are too few "
+            f"{len(x)} distinct of {len(sampled)} sampled vectors at {site} are too few "
             f"for k={k} neighbours and {subspace.rank} directions: give more text"
         )
     coordinates = (x - x.mean(0)) @ basis

@@ -27,7 +27,8 @@ MEANING = {
     "centre_norm, relative_radius": "norm of that mean; root of eta over it",
     "split": (
         "vectors are halved at random: centre and tangent basis are fitted on one half, and all "
-        "that follows but the dimensions is measured on the other, around that centre"
+        "that follows but the dimensions is measured on the other, around that centre. Occurrences "
+        "count as independent, also those of one text"
     ),
     "centre": (
         "'fitted': mean plus the constant of the fit n = c + L w + II(w, w) / 2, basis T + L, an "
