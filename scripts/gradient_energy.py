@@ -26,7 +26,7 @@ from tl_tangent.assets import (
 
 COLUMNS = {
     "energy_ratio_exact": ("ratio", ".2f"),
-    "p_value": ("p", ".3f"),
+    "p_value_mean": ("mean p", ".3f"),
     "efficiency": ("of the most", ".2f"),
     "pairing_ratio": ("paired at random", ".2f"),
     "excess_pairing": ("excess", ".2f"),

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from tl_tangent.errors import TangentValueError
-from tl_tangent.geometry.dimension import distinct_rows, nearest_neighbours
+from tl_tangent.geometry.dimension import distinct_rows, nearest_neighbours, neighbours
+from tl_tangent.geometry.dimension.neighbours import _among_all, _nearest
 
 
 def randn(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -37,19 +38,39 @@ def test_near_neighbours_far_from_the_origin_keep_their_digits() -> None:
 
 
 def test_blocks_do_not_matter_and_bound_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, whole, shapes, cdist = randn(50, 3), nearest_neighbours(randn(50, 3), 4), [], torch.cdist
+    x, whole, sizes, nearest = randn(50, 3), nearest_neighbours(randn(50, 3), 4), [], _nearest
 
-    def spy(a: torch.Tensor, b: torch.Tensor, **options: str) -> torch.Tensor:
-        shapes.append((len(a), len(b)))
-        return cdist(a, b, **options)
+    def spy(*given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        sizes.append(len(given[2]))
+        return nearest(*given)
 
-    monkeypatch.setattr(torch, "cdist", spy)
+    monkeypatch.setattr(neighbours, "_nearest", spy)
     for chunk_bytes, rows in ((1, 1), (8 * 50 * 7, 7)):
-        shapes.clear()
+        sizes.clear()
         found = nearest_neighbours(x, 4, chunk_bytes=chunk_bytes)
-        assert max(shapes) == (rows, 50)
+        assert max(sizes) == rows and sum(sizes) == 50
         assert torch.equal(found.distances, whole.distances)
         assert torch.equal(found.rows, whole.rows)
+
+
+@pytest.mark.parametrize(("apart", "among_all"), [(0.0, 0), (1e7, 60)])
+def test_rows_whose_products_round_too_much_are_held_against_all_others(
+    apart: float, among_all: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two tight clusters far apart: the centre is near neither, and products tell nothing."""
+    x = 1e-3 * randn(60, 4) + apart * (torch.arange(60) % 2)[:, None]
+    held: list[int] = []
+
+    def spy(x: torch.Tensor, block: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        held.append(len(block))
+        return _among_all(x, block, k)
+
+    monkeypatch.setattr(neighbours, "_among_all", spy)
+    found = nearest_neighbours(x, 5)
+    gaps = np.linalg.norm(x.numpy()[:, None] - x.numpy()[None], axis=-1)
+    np.fill_diagonal(gaps, np.inf)
+    np.testing.assert_array_equal(found.rows.numpy(), gaps.argsort()[:, :5])
+    assert sum(held) == among_all
 
 
 def test_a_copy_is_a_neighbour_at_distance_0_and_a_row_is_none_of_its_own() -> None:

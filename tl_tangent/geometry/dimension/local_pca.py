@@ -151,4 +151,7 @@ def local_pca_dimension(
 
 def _variances(x: Tensor, own: Tensor, rows: Tensor) -> Float[Tensor, "block direction"]:
     offsets = torch.cat([torch.zeros_like(own)[:, None], x[rows] - own[:, None]], dim=1)
-    return torch.linalg.svdvals(offsets - offsets.mean(1, keepdim=True)).square()
+    centred = offsets - offsets.mean(1, keepdim=True)
+    wide = centred.shape[1] <= centred.shape[2]
+    gram = centred @ centred.mT if wide else centred.mT @ centred
+    return torch.linalg.eigvalsh(gram).flip(-1).clamp(min=0)

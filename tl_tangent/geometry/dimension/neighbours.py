@@ -2,7 +2,9 @@
 
 ``||x||^2 + ||y||^2 - 2 <x, y>`` loses all digits of a distance that is 1e-8 of the norms, and near
 neighbours far from the origin are what is asked for here; so each distance is the norm of a
-difference, in float64.
+difference, in float64. The product, forty times as fast, only finds the rows that are worth a
+difference, a few more than asked for; a row is done so where its rounding can't have hidden a
+nearer one, and held against all others where it could.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from tl_tangent.geometry.checks import check_finite
 from tl_tangent.geometry.linalg import exact_math
 
 CHUNK_BYTES = 2**27
+SPARE = 8  # more candidates than neighbours
 BY_DIFFERENCE = "donot_use_mm_for_euclid_dist"
 
 
@@ -49,8 +52,10 @@ def nearest_neighbours(
         raise TangentValueError(f"{n} rows have from 1 to {n - 1} neighbours, got k={k}")
     with exact_math(x.device):
         x = x.double()
-        blocks = torch.arange(n, device=x.device).split(max(1, chunk_bytes // (8 * n)))
-        found = [_nearest(x, block, k) for block in blocks]
+        centred = x - x.mean(0)
+        row = 8 * max(n, (k + SPARE) * x.shape[1])
+        blocks = torch.arange(n, device=x.device).split(max(1, chunk_bytes // row))
+        found = [_nearest(x, centred, block, k) for block in blocks]
     return Neighbours(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 
 
@@ -67,7 +72,25 @@ def distinct_rows(x: Float[Tensor, "n d"]) -> Float[Tensor, "distinct d"]:
     return torch.unique(x, dim=0)
 
 
-def _nearest(x: Tensor, block: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def _nearest(x: Tensor, centred: Tensor, block: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The nearest rows of each row in a block, among candidates where these are sure to hold them.
+
+    A rounded square is wrong by ``(d + 8) eps (|x| + |y|)^2`` at the most (Higham 2002, section 3).
+    """
+    n, norms = len(x), centred.norm(dim=1)
+    squares = norms[block, None].square() + norms.square() - 2 * (centred[block] @ centred.mT)
+    squares[torch.arange(len(block), device=x.device), block] = torch.inf
+    rounded, rows = squares.topk(min(k + SPARE, n - 1), largest=False)
+    distances, order = (x[block, None] - x[rows]).norm(dim=-1).sort(dim=1)
+    values, rows = distances[:, :k], rows.gather(1, order)[:, :k]
+    wrong = (x.shape[1] + 8) * torch.finfo(x.dtype).eps * (norms[block] + norms.max()).square()
+    hidden = values[:, -1].square() > rounded[:, -1] - wrong
+    if k + SPARE < n - 1 and bool(hidden.any()):
+        values[hidden], rows[hidden] = _among_all(x, block[hidden], k)
+    return values, rows
+
+
+def _among_all(x: Tensor, block: Tensor, k: int) -> tuple[Tensor, Tensor]:
     distances = torch.cdist(x[block], x, compute_mode=BY_DIFFERENCE)
     distances[torch.arange(len(block), device=x.device), block] = torch.inf
     values, rows = distances.topk(k, largest=False)
