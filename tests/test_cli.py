@@ -62,6 +62,26 @@ def test_report_writes_its_files_and_prints_its_finding(paths, tmp_path, capsys)
     assert [subspace.rank for subspace in subspaces.values()] == [2, 2]
 
 
+def test_report_writes_a_page_whose_heads_are_fitted_once(paths, tmp_path, capsys):
+    assert report(paths, tmp_path / "out", "--html") == 0
+    assert "report.html" in capsys.readouterr().out
+    page = (tmp_path / "out/report.html").read_text(encoding="utf-8")
+    for part in ("What cutting Q_T costs", "Attention heads, split", "Tokens by their normal"):
+        assert f"<h2>{part}" in page
+    assert page.count("data-head=") == 2 * 4 and "Left out" not in page
+    assert "tl-tangent report --model" in page
+    kept = tmp_path / "out/attention.safetensors"
+    before = kept.stat().st_mtime_ns
+    assert report(paths, tmp_path / "out", "--html") == 0
+    assert kept.stat().st_mtime_ns == before
+
+
+def test_what_a_page_can_not_show_is_said(paths, tmp_path):
+    assert report(paths, tmp_path, "--html", "--sites", "blocks.*.mlp.hook_out") == 0
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<h2>Attention heads, split" in page and "residual stream in Q_T" not in page
+
+
 def test_the_same_command_gives_the_same_table_bit_for_bit(paths, tmp_path):
     tables = []
     for name in ("a", "b"):

@@ -58,6 +58,8 @@ from tl_tangent.studies.frequency_series import frequency_over_checkpoints
 from tl_tangent.studies.gradient_run import GradientRun
 from tl_tangent.studies.recorder import GradientRecorder
 from tl_tangent.studies.simulation import Simulation, simulate
+from tl_tangent.views.head_gallery import HeadGallery
+from tl_tangent.views.html_report import html_report
 
 if TYPE_CHECKING:
     from tl_tangent.hooks.models import TangentBridge, TangentHookedTransformer
@@ -79,6 +81,7 @@ __all__ = [
     "GradientEnergy",
     "GradientRecorder",
     "GradientRun",
+    "HeadGallery",
     "LayerGeometry",
     "PartRecovery",
     "PatternDivergence",
@@ -114,6 +117,7 @@ __all__ = [
     "frequency_dispersion",
     "frequency_over_checkpoints",
     "gradient_energy",
+    "html_report",
     "isoscore",
     "isoscore_from_covariance",
     "isoscore_star",

@@ -84,6 +84,7 @@ def _add_what(command: argparse.ArgumentParser) -> None:
 def _add_how(command: argparse.ArgumentParser) -> None:
     add = command.add_argument_group("how").add_argument
     add("--out", type=Path, default=Path("out/report"), help="folder of the results")
+    add("--html", action="store_true", help="also one page to look at and to mail: report.html")
     add("--device", help="such as cpu or cuda (default: a GPU if there is one)")
     add("--dtype", choices=DTYPES, default="float32", help="of the model")
     add("--no-progress", action="store_true", help="no progress bars")
@@ -208,7 +209,10 @@ def report(options: argparse.Namespace, command: str) -> int:
     note = result.position_0_note()
     if note:
         print(note)
-    print(f"\nWritten to {options.out}: layers.csv, layers.png, subspaces.safetensors, report.json")
+    page = ", report.html" if options.html else ""
+    print(
+        f"\nWritten to {options.out}: layers.csv, layers.png, subspaces.safetensors, report.json{page}"
+    )
     return 0
 
 

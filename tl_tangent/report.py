@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -22,6 +22,7 @@ from tl_tangent.assets import language_reference, read_text, split_disjoint, tok
 from tl_tangent.errors import TangentValueError
 from tl_tangent.geometry import SubspaceSet
 from tl_tangent.geometry.rank import Rank
+from tl_tangent.hooks.fit import fit_subspaces
 from tl_tangent.hooks.positions import Positions
 from tl_tangent.loading import LoadedModel, load_model
 from tl_tangent.run_folder import RunFolder
@@ -51,6 +52,7 @@ class ReportOptions:
         fit_tokens: tokens to fit on, likewise; never the same rows.
         device, dtype, bridge: see :func:`~tl_tangent.loading.load_model`.
         out: the folder of the results.
+        html: also write ``report.html``; see :func:`~tl_tangent.report_page.write_page`.
         progress: show progress bars on stderr.
     """
 
@@ -71,6 +73,7 @@ class ReportOptions:
     seed: int = 0
     bridge: bool = False
     progress: bool = True
+    html: bool = False
 
 
 def run_report(options: ReportOptions, command: str | None = None) -> LayerAblation:
@@ -102,6 +105,10 @@ def run_report(options: ReportOptions, command: str | None = None) -> LayerAblat
     losses = {item.site: item for item in _losses(folder, options, loaded, subspaces, evaluation)}
     result = LayerAblation(subspaces, tuple(sorted(losses.values(), key=_depth)), conventions)
     _write(folder, result, command)
+    if options.html:
+        from tl_tangent.report_page import write_page  # the one step up a floor
+
+        write_page(folder, loaded, result, evaluation[:1], _fitter(options, loaded, fit), command)
     return result
 
 
@@ -169,6 +176,23 @@ def _subspaces(
     )
     fitted.save(folder.path / SUBSPACES)
     return fitted
+
+
+def _fitter(
+    options: ReportOptions, loaded: LoadedModel, fit: Tensor
+) -> Callable[[list[str]], SubspaceSet]:
+    """What fits subspaces at other sites as those of the run are fitted."""
+    batches = fit.split(max(1, BATCH_TOKENS // options.seq_len))
+    return lambda sites: fit_subspaces(
+        loaded.model,
+        batches,
+        sites,
+        options.rank,
+        options.method,
+        positions=options.positions,
+        seed=options.seed,
+        progress=options.progress,
+    )
 
 
 def _losses(

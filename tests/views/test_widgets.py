@@ -116,7 +116,7 @@ def test_words_beside_the_view_are_text(field):
 def test_a_page_of_several_widgets_has_the_script_once():
     several = [a_widget(heading=f"view {i}") for i in range(3)]
     html = page(several, "three")
-    assert html.count(widgets._library()) == 1
+    assert html.count(widgets.library()) == 1
     assert html.count("var CircuitsVis=") == 1
     assert Tags(html).tags.count("script") == 1 + len(several)
     boxes = [box for box, _, _ in calls(html)]
@@ -126,7 +126,7 @@ def test_a_page_of_several_widgets_has_the_script_once():
 
 def test_a_page_loads_nothing():
     html = page([a_widget(), a_widget("ColoredTokens")], "t")
-    own = html.replace(widgets._library(), "")
+    own = html.replace(widgets.library(), "")
     for asking in ("http:", "https:", "//", " src=", "href", "import", "@import", "url("):
         assert asking not in own
     assert "default-src 'none'" in own
@@ -146,7 +146,7 @@ def test_every_output_of_a_notebook_stands_alone():
     widget = a_widget()
     first, again = widget._repr_html_(), widget._repr_html_()
     for html in (first, again):
-        assert html.count(widgets._library()) == 1
+        assert html.count(widgets.library()) == 1
         ((box, _, _),) = calls(html)
         assert Tags(html).ids == [box]
     assert calls(first)[0][0] != calls(again)[0][0]  # a rerun finds its own box
@@ -154,7 +154,7 @@ def test_every_output_of_a_notebook_stands_alone():
 
 
 def test_the_script_runs_only_where_the_page_has_none_and_can_not_end_early():
-    library = widgets._library()
+    library = widgets.library()
     assert library.startswith("<script>window.CircuitsVis = window.CircuitsVis || (function")
     assert library.lower().count("</script") == 1
     assert "<!--" not in library

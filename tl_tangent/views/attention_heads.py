@@ -54,7 +54,7 @@ def show_terms(
             stretch without positions; a value that is not finite.
     """
     at = _stretch(split, positions)
-    labels = _labels(tokens, split.seen.shape[-1])
+    labels = position_labels(tokens, split.seen.shape[-1])
     asked = _heads(split, heads)
     _check_row(split, batch)
     chosen, fitted = _fitting(asked, at)
@@ -130,7 +130,8 @@ def _check_row(split: AttentionScoreSplit, batch: int) -> None:
         raise TangentValueError(f"batch={batch} is not a row of this split: it has 0 to {n - 1}.")
 
 
-def _labels(tokens: Sequence[str] | None, n: int) -> list[str]:
+def position_labels(tokens: Sequence[str] | None, n: int) -> list[str]:
+    """Return one visible label a position, or the numbers of the positions."""
     if tokens is None:
         return [str(i) for i in range(n)]
     if isinstance(tokens, str) or not all(isinstance(token, str) for token in tokens):

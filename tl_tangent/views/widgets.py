@@ -86,8 +86,8 @@ class Widget:
 
     def _repr_html_(self) -> str:
         # an id of its own for every showing: a rerun must not draw into the output of the last one
-        view = _view(self, f"tl-{uuid4().hex[:12]}")
-        return f"<style>{_STYLE}</style>\n{_library()}\n{view}"
+        view = view_html(self, f"tl-{uuid4().hex[:12]}")
+        return f"<style>{STYLE}</style>\n{library()}\n{view}"
 
 
 def page(widgets: Iterable[Widget], title: str) -> str:
@@ -96,16 +96,16 @@ def page(widgets: Iterable[Widget], title: str) -> str:
     The page forbids the browser to load anything, in its Content-Security-Policy.
     """
     widgets = list(widgets)
-    views = "\n".join(_view(widget, f"view-{i}") for i, widget in enumerate(widgets))
+    views = "\n".join(view_html(widget, f"view-{i}") for i, widget in enumerate(widgets))
     named = [title] == [widget.heading for widget in widgets]  # one view's heading tells it already
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<meta http-equiv="Content-Security-Policy" content="{POLICY}">
 <title>{escape(title)}</title>
-<style>{_PAGE_STYLE}{_STYLE}</style>
-{_library()}
+<style>{_PAGE_STYLE}{STYLE}</style>
+{library()}
 </head>
 <body>
 {"" if named else f"<h1>{escape(title)}</h1>"}
@@ -115,20 +115,20 @@ def page(widgets: Iterable[Widget], title: str) -> str:
 """
 
 
-_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
+POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 _PAGE_STYLE = """
 :root { color-scheme: light dark; font-family: sans-serif; }
 body { margin: 1em auto; max-width: 75em; padding: 0 1em; }
 h1 { font-size: 1.3em; }"""
 # Widgets draw dark text on nothing, so that they need a light ground in a dark notebook too.
-_STYLE = """
+STYLE = """
 .tl-widget-note { border-left: 4px solid #E69F00; padding-left: 0.6em; }
 .tl-widget-view { background: #fff; color: #111; padding: 8px; overflow-x: auto; }
 .tl-widget-view h4 { font-size: 10px; line-height: 1.2; }
 """
 
 
-def _view(widget: Widget, name: str) -> str:
+def view_html(widget: Widget, name: str) -> str:
     """Return the HTML of one widget, drawn into a box of this name by a script after it."""
     lines = [f"<p><strong>{escape(widget.heading)}</strong></p>"]
     if widget.caption:
@@ -139,14 +139,18 @@ def _view(widget: Widget, name: str) -> str:
         f'<div class="tl-widget-view" id="{name}">A script draws this view. If it does not: '
         "trust the notebook, or run the cell again.</div>"
     )
-    arguments = f'"{name}", CircuitsVis.{widget.element}, {_script_json(widget)}'
+    arguments = f'"{name}", CircuitsVis.{widget.element}, {_props_json(widget)}'
     lines.append(f"<script>window.CircuitsVis.render({arguments});</script>")
     return '<section class="tl-widget">\n' + "\n".join(lines) + "\n</section>"
 
 
-def _script_json(widget: Widget) -> str:
-    """Return the props as JSON that can't end a script, its strings inert in the element too."""
-    props = _escaped(widget.props) if widget.element in AS_HTML else widget.props
+def _props_json(widget: Widget) -> str:
+    """Return the props as JSON, their strings inert in an element that takes them as HTML."""
+    return script_json(_escaped(widget.props) if widget.element in AS_HTML else widget.props)
+
+
+def script_json(props: Any) -> str:
+    """Return JSON that can't end the script it stands in."""
     # json leaves no character beyond ASCII, U+2028 and U+2029 among them
     text = json.dumps(props, allow_nan=False, separators=(",", ":"))
     return text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
@@ -162,7 +166,7 @@ def _escaped(value: Any) -> Any:
 
 
 @functools.cache
-def _library() -> str:
+def library() -> str:
     """Return the script of circuitsvis, which defines a global that is not there yet."""
     found = files("circuitsvis").joinpath("dist", "cdn", "iife.js")
     if not found.is_file():
