@@ -77,7 +77,7 @@ def test_report_writes_a_page_whose_heads_are_fitted_once(paths, tmp_path, capsy
 
 
 def test_what_a_page_can_not_show_is_said(paths, tmp_path):
-    assert report(paths, tmp_path, "--html", "--sites", "blocks.*.mlp.hook_out") == 0
+    assert report(paths, tmp_path, "--html", "--sites", "blocks.*.hook_mlp_out") == 0
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "<h2>Attention heads, split" in page and "residual stream in Q_T" not in page
 

@@ -209,10 +209,8 @@ def report(options: argparse.Namespace, command: str) -> int:
     note = result.position_0_note()
     if note:
         print(note)
-    page = ", report.html" if options.html else ""
-    print(
-        f"\nWritten to {options.out}: layers.csv, layers.png, subspaces.safetensors, report.json{page}"
-    )
+    files = ["layers.csv", "layers.png", "subspaces.safetensors", "report.json"]
+    print(f"\nWritten to {options.out}: {', '.join(files + ['report.html'] * options.html)}")
     return 0
 
 
