@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 import tl_tangent as tt
 from tests import families
@@ -15,6 +16,15 @@ ANY = helpers.MODELS[0]
 
 def names(model, sites):
     return [site.name for site in find_sites(model, sites)]
+
+
+def test_a_pattern_gives_layers_by_number():
+    """A bridge sorts its names as text, 10 in front of 2."""
+    known = {f"blocks.{i}.hook_x": None for i in (0, 10, 2)}
+    known = {"hook_embed": None, **known, "ln_final.hook_normalized": None}
+    found = [site.name for site in find_sites(nn.Module(), "**", known)]
+    layers = [f"blocks.{i}.hook_x" for i in (0, 2, 10)]
+    assert found == ["hook_embed", *layers, "ln_final.hook_normalized"]
 
 
 def test_patterns_match_whole_names():

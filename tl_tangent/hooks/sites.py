@@ -6,6 +6,7 @@ so ``blocks.*.hook_resid_post`` is every layer and nothing else.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -131,7 +132,15 @@ def _matches(model: Any, known: dict[str, HookPoint | None], pattern: str) -> It
     found = [name for name in known if regex.fullmatch(name)]
     if not found:
         raise TangentKeyError(_missing(model, known, pattern))
-    yield from found
+    yield from sorted(found, key=_depth)
+
+
+def _depth(name: str) -> float:
+    """The layer, by which a bridge does not sort its names (10 stands in front of 2 there)."""
+    block = re.match(r"blocks\.(\d+)\.", name)
+    if block is not None:
+        return int(block[1])
+    return math.inf if name.startswith(("ln_final", "unembed", "hook_unembed")) else -1
 
 
 def _missing(model: Any, known: dict[str, HookPoint | None], pattern: str) -> str:

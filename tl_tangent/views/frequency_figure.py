@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tl_tangent.views.site_axis import label_sites
+
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
@@ -16,7 +18,6 @@ LINES = (
     ("shuffled", "s--", NULL, "shuffled types"),
     ("shuffled_naive_trap", ":", TRAP, "shuffled types, spread divided by n"),
 )
-MAX_LABELS = 32
 
 
 def draw_correlations(frame: pd.DataFrame, title: str = "") -> Figure:
@@ -37,8 +38,7 @@ def draw_correlations(frame: pd.DataFrame, title: str = "") -> Figure:
             low, high = frame[f"{column}_low"], frame[f"{column}_high"]
             ax.fill_between(at, low, high, color=colour, alpha=0.2, linewidth=0)
     ax.axhline(0, color="0.5", linewidth=0.8)
-    shown = at[:: max(1, -(-len(at) // MAX_LABELS))]
-    ax.set_xticks(shown, [frame["site"].iloc[i] for i in shown], rotation=90, fontsize=7)
+    label_sites(ax, frame["site"])
     ax.set_ylabel("Pearson, logarithms")
     ax.set_title(title, fontsize=11)
     ax.grid(alpha=0.25)

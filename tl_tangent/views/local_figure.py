@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 from tl_tangent.errors import TangentValueError
+from tl_tangent.views.site_axis import label_sites
 
 # Okabe & Ito 2008: told apart by all common kinds of colour vision
 FOUND, CONTROL, OTHER, WHOLE = "#D55E00", "#0072B2", "#009E73", "#000000"
 COLUMNS = 4
-MAX_LABELS = 32
 DIMENSIONS = {"two_nn": ("o-", FOUND), "levina_bickel": ("s-", OTHER), "local_pca": ("^-", WHOLE)}
 
 
@@ -111,7 +111,7 @@ def draw_geometry(frame: pd.DataFrame, title: str = "") -> Figure:
     for ax in axes:
         _tidy(ax)
         ax.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
-    _label_sites(axes[-1], frame)
+    label_sites(axes[-1], frame["site"])
     figure.suptitle(title, fontsize=11)
     return figure
 
@@ -127,8 +127,3 @@ def _with_controls(ax: Any, at: Any, frame: Any, name: str, style: str, colour: 
 def _tidy(ax: Any) -> None:
     ax.grid(alpha=0.25)
     ax.spines[["top", "right"]].set_visible(False)
-
-
-def _label_sites(ax: Any, frame: Any) -> None:
-    shown = range(0, len(frame), max(1, -(-len(frame) // MAX_LABELS)))
-    ax.set_xticks(list(shown), [frame["site"].iloc[i] for i in shown], rotation=90, fontsize=7)
