@@ -54,11 +54,7 @@ class RunFolder:
                 )
             self.write_text(CONFIGURATION, json.dumps(wanted, indent=2) + "\n")
             return
-        try:
-            found = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise TangentFileError(f"{file} is not JSON ({error}); name another folder") from error
-        changed = differences(found, wanted)
+        changed = differences(read_json(file), wanted)
         if changed:
             raise TangentValueError(
                 f"{self.path} holds a run of another configuration: {'; '.join(changed)}. Name "
@@ -96,6 +92,18 @@ class RunFolder:
         finally:
             scratch.unlink(missing_ok=True)
         return target
+
+
+def read_json(file: Path) -> Any:
+    """Return what a JSON file of a folder holds.
+
+    Raises:
+        TangentFileError: it is damaged.
+    """
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise TangentFileError(f"{file} is not JSON ({error}); name another folder") from error
 
 
 def _end_line(stream: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,16 @@ import pytest
 import torch
 
 from tests import families
-from tests.studies.runs import N_PIECES, SMALL, LastFirst, tokens, write_run
+from tests.studies.runs import (
+    ALL_POINTS,
+    N_PIECES,
+    SMALL,
+    LastFirst,
+    flow_series,
+    squared_error,
+    tokens,
+    write_run,
+)
 from tl_tangent.errors import TangentFileError, TangentRuntimeError, TangentValueError
 from tl_tangent.geometry import SubspaceSet
 from tl_tangent.hooks.gradients.objectives import mask_tokens
@@ -85,6 +95,7 @@ class TestRuns:
         assert left == [
             "batches.safetensors",
             *(f"checkpoint-{step:09d}-00000" for step in (0, 1, 10, 40)),
+            "checkpoint-files.json",
             "configuration.json",
             "finished.jsonl",
             "fit.safetensors",
@@ -174,8 +185,38 @@ class TestRefusals:
             with pytest.raises(TypeError):
                 alignment_test(series, tokens(1), **SMALL, out=tmp_path / "out")
         families.hf_model("llama", seed=5).save_pretrained(folder / "step-0")
-        with pytest.raises(TangentValueError, match="step 0 .* has changed since"):
+        with pytest.raises(TangentFileError, match="step 0 .* has changed since .*safetensors"):
             alignment_test(series, tokens(1), **SMALL, out=tmp_path / "out")
+        # nothing is known of the files of a revision: its weights tell
+        monkeypatch.setattr("tl_tangent.studies.identity.files_of", lambda checkpoint: {})
+        (tmp_path / "out" / "tiny" / "checkpoint-files.json").unlink()
+        with pytest.raises(TangentValueError, match="step 0 .* has changed since other pieces"):
+            alignment_test(series, tokens(1), **SMALL, out=tmp_path / "out")
+
+    def test_files_that_are_about_other_weights(self, series, tmp_path):
+        for name, kinds in (("one", ("q",)), ("two", ("q", "out"))):
+            alignment_test(series, tokens(1), **{**SMALL, "kinds": kinds}, out=tmp_path / name)
+        place = "tiny/checkpoint-000000010-00000"
+        shutil.rmtree(tmp_path / "one" / place)
+        shutil.copytree(tmp_path / "two" / place, tmp_path / "one" / place)
+        with pytest.raises(
+            TangentFileError, match=r"of step 0 \(.* and of step 10 \(.* same weights"
+        ):
+            alignment_test(series, tokens(1), **{**SMALL, "kinds": ("q",)}, out=tmp_path / "one")
+
+    def test_two_objectives_of_one_name_are_two_studies(self, tmp_path):
+        def of(scale):
+            def loss(model, batch):
+                return scale * squared_error(model, batch)
+
+            return loss
+
+        options = {"rank": 2, "n_controls": 1, "kinds": "q", "positions": "all"}
+        for scale in (1.0, 1.0):
+            series = flow_series(range(4), of(scale))
+            alignment_test(series, ALL_POINTS, **options, out=tmp_path)
+        with pytest.raises(TangentValueError, match="objective was .*code.* is now .*code"):
+            alignment_test(flow_series(range(4), of(2.0)), ALL_POINTS, **options, out=tmp_path)
 
     def test_another_test_in_the_same_folder(self, series, tmp_path, monkeypatch):
         monkeypatch.setattr(

@@ -25,6 +25,7 @@ from tl_tangent.studies.alignment_rows import CONVENTIONS, MEANING
 from tl_tangent.studies.batches import batches_of, describe_batches, save_batches
 from tl_tangent.studies.checkpoints import CheckpointSeries
 from tl_tangent.studies.executors import Runner
+from tl_tangent.studies.identity import check_unchanged, describe_objective
 from tl_tangent.studies.phases import By, Phase, check_phases, split_phases
 from tl_tangent.studies.pieces import BATCHES, FIT, Options, Plan, Ranges
 from tl_tangent.studies.study import Study, folder_name
@@ -127,6 +128,7 @@ def alignment_test(
             check_phases(phases, one.steps)
             told = _described(one, phases, own, fit)
             inside = RunFolder(folder / folder_name(one.name), told)
+            files = check_unchanged(one.checkpoints, inside)
             save_batches(inside.path / BATCHES, own)
             save_batches(inside.path / FIT, fit)
             fit_ranges, ranges = (_ranges(len(some), batches_per_piece) for some in (fit, own))
@@ -141,7 +143,8 @@ def alignment_test(
                 temporary=out is None,
                 progress=progress,
             )
-            found.append(MeasuredSeries(one.name, phases, *study.measure(), told))
+            facts = {**told, "files": files}
+            found.append(MeasuredSeries(one.name, phases, *study.measure(), facts))
     conventions = {
         "settings": json.loads(json.dumps(settings)),
         "models": {one.name: dict(one.conventions) for one in found},
@@ -195,7 +198,7 @@ def _described(
 ) -> dict[str, Any]:
     """Return what decides the numbers of one series, JSON-able."""
     told = vars(series) | {
-        "objective": getattr(series.objective, "__qualname__", series.objective),
+        "objective": describe_objective(series.objective),
         "checkpoints": [dict(vars(one)) for one in series.checkpoints],
         "phases": list(phases),
         "batches": describe_batches(batches),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tl_tangent.analysis.gradients.activations import fit_each
-from tl_tangent.errors import TangentValueError
+from tl_tangent.errors import TangentFileError, TangentValueError
 from tl_tangent.geometry import SubspaceSet
 from tl_tangent.geometry.fitter_io import merge_fitters
 from tl_tangent.geometry.linalg import on_threads
@@ -57,6 +57,7 @@ class Study:
         Raises:
             TangentError: a checkpoint that can't be loaded or measured, or one that has the weights
                 of its neighbour.
+            TangentFileError: two checkpoints have different weights to measure.
             TangentRuntimeError: the worker of a piece was lost three times.
         """
         for stage in STAGES:  # what was half written when a process was killed
@@ -70,7 +71,19 @@ class Study:
             MeasuredCheckpoint.load(self._whole(one).path, one.step)
             for one in self.series.checkpoints
         ]
+        self._check_labels(found)
         return subspaces, tuple(found)
+
+    def _check_labels(self, found: Sequence[MeasuredCheckpoint]) -> None:
+        """Refuse checkpoints whose files are about different weights or subspaces."""
+        for one, measured in zip(self.series.checkpoints, found, strict=True):
+            if measured.statistics.labels != found[0].statistics.labels:
+                first = self.series.checkpoints[0]
+                raise TangentFileError(
+                    f"what was measured of {first} and of {one} is not about the same weights and "
+                    f"subspaces: look whether both are of one model, delete {self.folder.path} and "
+                    "start again"
+                )
 
     def _fit(self, notes: _Notes) -> None:
         """Fit Q_T to the activations of the early checkpoints, and freeze it in a file."""
