@@ -63,7 +63,8 @@ def plan(tmp_path_factory, series):
     for checkpoint in series.checkpoints[:2]:
         for some in RANGES:
             piece = Piece("activations", checkpoint, some, found)
-            assert set(run_piece(pickle.loads(pickle.dumps(piece)))) == {"fingerprint"}
+            told = run_piece(pickle.loads(pickle.dumps(piece)))
+            assert set(told) == {"fingerprint", "architecture"}
             paths.append(piece.path)
     fitters = merge_fitters(paths)
     subspaces = {site: one.fit(RANK, site=site) for site, one in fitters.items()}

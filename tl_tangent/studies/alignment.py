@@ -22,6 +22,7 @@ from tl_tangent.hooks.positions import NOT_FIRST, PositionMask, Positions
 from tl_tangent.run_folder import RunFolder
 from tl_tangent.studies.alignment_result import AlignmentTest, MeasuredSeries
 from tl_tangent.studies.alignment_rows import CONVENTIONS, MEANING
+from tl_tangent.studies.architecture import check_alike
 from tl_tangent.studies.batches import batches_of, describe_batches, save_batches
 from tl_tangent.studies.checkpoints import CheckpointSeries
 from tl_tangent.studies.executors import Runner
@@ -92,7 +93,8 @@ def alignment_test(
     Raises:
         TangentValueError: a phase without checkpoints, neighbouring checkpoints with the same
             weights, ``2 * rank > d``, or options that do not fit the models.
-        TangentFileError: a checkpoint that can't be loaded, or a folder that can't be used.
+        TangentFileError: a checkpoint that can't be loaded, was overwritten since the study began
+            or is another model than the first; or a folder that can't be used.
         TangentRuntimeError: a loss or gradient that is not finite, or a worker lost three times.
     """
     many = [series] if isinstance(series, CheckpointSeries) else list(series)
@@ -165,6 +167,8 @@ def _check(many: Sequence[CheckpointSeries], options: Options, batches_per_piece
             f"two series are called {twice[0]}: give each a name of its own, by "
             "dataclasses.replace(series, name=...)"
         )
+    for one in many:
+        check_alike(one.checkpoints)
     methods = [name for name in EXTRACTORS if name != "dictionary"]
     if options.method not in methods:
         raise TangentValueError(f"method {options.method!r} is not one of {', '.join(methods)}")

@@ -27,6 +27,7 @@ from tl_tangent.hooks.gradients.objectives import Batch, Objective
 from tl_tangent.hooks.gradients.weight import Weights
 from tl_tangent.hooks.positions import NOT_FIRST, Positions
 from tl_tangent.loading import weights_fingerprint
+from tl_tangent.studies.architecture import architecture_of, refuse_others
 from tl_tangent.studies.batches import load_batches
 from tl_tangent.studies.checkpoints import Checkpoint
 from tl_tangent.studies.executors import leave_with_parent
@@ -148,15 +149,20 @@ def _activations(piece: Piece) -> dict[str, Any]:
     )
     meter.take_in(model, batches, group=piece.checkpoint.step)
     _leave(piece.path, lambda path: save_fitters(path, meter.fitters))
-    return {"fingerprint": weights_fingerprint(model)}
+    return {
+        "fingerprint": weights_fingerprint(model),
+        "architecture": architecture_of(model.config),
+    }
 
 
 def _gradients(piece: Piece) -> dict[str, Any]:
     plan, options = piece.plan, piece.plan.options
     model, weights, batches = _loaded(piece, BATCHES)
+    subspaces = SubspaceSet.load(Path(plan.folder) / SUBSPACES)
+    _check_model(piece.checkpoint, model, subspaces)
     meter = GradientMeter(
         weights,
-        SubspaceSet.load(Path(plan.folder) / SUBSPACES),
+        subspaces,
         n_controls=options.n_controls,
         seed=options.seed,
         moments=options.moments,
@@ -165,6 +171,14 @@ def _gradients(piece: Piece) -> dict[str, Any]:
     measure_gradients(model, meter, batches, plan.objective)
     _leave(piece.path, meter.statistics().save)
     return {"fingerprint": weights_fingerprint(model)}
+
+
+def _check_model(checkpoint: Checkpoint, model: Any, subspaces: SubspaceSet) -> None:
+    """Refuse another model than those that Q_T was fitted at."""
+    fitted = next(iter(subspaces.values())).metadata
+    if "architecture" in fitted:
+        first = f"step {fitted['steps'][0]}, where Q_T was fitted"
+        refuse_others(str(checkpoint), architecture_of(model.config), first, fitted["architecture"])
 
 
 def _checkpoint(piece: Piece) -> dict[str, Any]:

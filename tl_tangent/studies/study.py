@@ -15,6 +15,7 @@ from tl_tangent.geometry.fitter_io import merge_fitters
 from tl_tangent.geometry.linalg import on_threads
 from tl_tangent.hooks.positions import PositionMask
 from tl_tangent.run_folder import RunFolder
+from tl_tangent.studies.architecture import refuse_others
 from tl_tangent.studies.checkpoints import Checkpoint, CheckpointSeries
 from tl_tangent.studies.executors import Runner
 from tl_tangent.studies.measured import MeasuredCheckpoint
@@ -101,19 +102,23 @@ class Study:
             missing = [piece for piece in pieces if piece.key not in notes.done]
             self._run(missing, receive, "activations", len(missing))
             with on_threads(self.plan.options.threads):
-                self._fitted([piece.path for piece in pieces]).save(self.folder.path / SUBSPACES)
+                fitted = self._fitted([piece.path for piece in pieces], notes.architecture)
+                fitted.save(self.folder.path / SUBSPACES)
         for piece in pieces:
             discard(piece.path)
 
-    def _fitted(self, paths: Sequence[Path]) -> SubspaceSet:
+    def _fitted(self, paths: Sequence[Path], architecture: dict[str, Any] | None) -> SubspaceSet:
         options = self.plan.options
+        told: dict[str, Any] = {"steps": [one.step for one in self.early]}
+        if architecture is not None:
+            told["architecture"] = architecture
         return fit_each(
             merge_fitters(paths),
             options.rank,
             options.method,
             positions=PositionMask(options.positions),
             model=self.series.name,
-            metadata={"steps": [one.step for one in self.early]},
+            metadata=told,
         )
 
     def _measure(self, notes: _Notes) -> None:
@@ -168,11 +173,13 @@ def folder_name(name: str) -> str:
 
 
 class _Notes:
-    """Which pieces are finished, and which weights they saw.
+    """Which pieces are finished, which weights they saw, and of what architecture.
 
     Raises:
         TangentValueError: two neighbours have the same weights.
     """
+
+    architecture: dict[str, Any] | None = None
 
     def __init__(self, series: CheckpointSeries, folder: RunFolder) -> None:
         self._series, self._folder = series, folder
@@ -182,6 +189,7 @@ class _Notes:
             self.done.add(note["piece"])
             if "fingerprint" in note:
                 self._fingerprints[note["step"]] = note["fingerprint"]
+            self._meet(f"step {note['step']}", note)
         series.check_different(self._fingerprints)
 
     def add(self, piece: Piece, outcome: dict[str, Any]) -> None:
@@ -190,6 +198,7 @@ class _Notes:
         Raises:
             TangentValueError: its weights are those of a neighbour, or not those that an earlier
                 piece of the same checkpoint saw.
+            TangentFileError: it is another model than the first.
         """
         step, seen = piece.checkpoint.step, outcome.get("fingerprint")
         known = self._fingerprints.get(step, seen)
@@ -198,8 +207,17 @@ class _Notes:
                 f"{piece.checkpoint} has changed since other pieces of it were measured: delete "
                 f"{self._folder.path} and start again"
             )
+        self._meet(str(piece.checkpoint), outcome)
         self._folder.finish({"piece": piece.key, "step": step, **outcome})
         self.done.add(piece.key)
         if seen is not None:
             self._fingerprints[step] = seen
             self._series.check_different(self._fingerprints)
+
+    def _meet(self, name: str, outcome: dict[str, Any]) -> None:
+        """Compare the model that a piece saw with the first one."""
+        if "architecture" not in outcome:
+            return
+        if self.architecture is None:
+            self._first, self.architecture = name, outcome["architecture"]
+        refuse_others(name, outcome["architecture"], self._first, self.architecture)
