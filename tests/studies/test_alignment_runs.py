@@ -251,6 +251,28 @@ class TestRefusals:
         with pytest.raises(TangentValueError, match=message):
             alignment_test(series, tokens(1), **{**SMALL, **changed})
 
+    @pytest.mark.parametrize(
+        "typo",
+        [
+            {"kinds": ("qu", "out")},
+            {"kinds": ("q", "pos")},  # there are such weights, in other models
+            {"layers": (2,)},
+            {"rank": 0},
+            {"rank": 1.5},
+            {"rank": "broken-stik"},
+            {"rank": 17},
+            {"boundary": 1.0},
+            {"by": "steps"},
+            {"within": "tokens"},
+            {"zeta": 2.0},
+            {"device": "cudda"},
+        ],
+    )
+    def test_a_typo_leaves_no_folder_that_refuses_the_right_spelling(self, series, tmp_path, typo):
+        with pytest.raises(TangentValueError, match=next(iter(typo))):
+            alignment_test(series, tokens(1), **{**SMALL, **typo}, out=tmp_path / "out")
+        assert not (tmp_path / "out" / "configuration.json").exists()
+
     def test_no_models_or_two_of_one_name(self, series):
         with pytest.raises(TangentValueError, match="no series"):
             alignment_test([], tokens(1))

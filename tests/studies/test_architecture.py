@@ -11,8 +11,9 @@ import transformers
 from tests import families
 from tests.studies.runs import SMALL, tokens, write_run
 from tl_tangent.errors import TangentFileError
+from tl_tangent.hooks.gradients.find import find_weights
 from tl_tangent.studies.alignment import alignment_test
-from tl_tangent.studies.architecture import architecture_of, check_alike
+from tl_tangent.studies.architecture import architecture_of, check_alike, outline
 from tl_tangent.studies.checkpoints import Checkpoint, CheckpointSeries
 
 
@@ -81,6 +82,19 @@ def test_a_longer_context_is_the_same_model(run):
     model.config.max_position_embeddings *= 2
     model.save_pretrained(run / "step-40")
     check_alike(CheckpointSeries.from_folder(run).checkpoints)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox", "bloom", "bert"])
+def test_an_outline_has_the_weights_of_the_model_and_no_memory(tmp_path, family):
+    model = families.hf_model(family)
+    model.save_pretrained(tmp_path)
+    before = torch.random.get_rng_state()
+    found = outline(Checkpoint(str(tmp_path), 0), "masked" if family == "bert" else "causal")
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert {one.device.type for one in found.parameters()} == {"meta"}
+    wanted = [(one.name, one.d) for one in find_weights(model).weights]
+    assert [(one.name, one.d) for one in find_weights(found).weights] == wanted
+    assert outline(Checkpoint(str(tmp_path / "gone"), 0)) is None
 
 
 def test_sizes_have_one_name_in_all_families():

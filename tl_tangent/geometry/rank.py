@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Literal
+from typing import Literal, SupportsIndex
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from tl_tangent.geometry.eigen import Eigen
 
 Rank = int | float | Literal["broken-stick", "parallel"]
 ACCEPTED = "an int, a share of the variance in (0, 1), 'broken-stick' or 'parallel'"
+RULES = ("broken-stick", "parallel")
 PARALLEL_DRAWS = 20
 PARALLEL_QUANTILE = 0.95
 ROUNDING = 1e-9
@@ -35,13 +36,12 @@ def choose_rank(rank: Rank, eigen: Eigen, n_rows: int, seed: int) -> int:
         TangentValueError: if ``rank`` is none of these, if it exceeds the numerical rank of the
             data, or if a rule keeps no direction.
     """
+    check_rank(rank)
     if isinstance(rank, str):
         return _rank_by_rule(rank, eigen, n_rows, seed)
     if isinstance(rank, float):
         return energy_rank(eigen, rank)
-    if isinstance(rank, bool) or (rank := operator.index(rank)) < 1:
-        raise TangentValueError(f"rank must be {ACCEPTED}, got {rank!r}")
-    if rank > eigen.rank:
+    if (rank := operator.index(rank)) > eigen.rank:
         source = "data have" if eigen.missed is None else "sketch shows"
         raise TangentValueError(
             f"rank {rank} was asked for, but the {source} numerical rank {eigen.rank} "
@@ -50,13 +50,27 @@ def choose_rank(rank: Rank, eigen: Eigen, n_rows: int, seed: int) -> int:
     return rank
 
 
+def check_rank(rank: object) -> None:
+    """Refuse what is no rank, whatever the data are.
+
+    Raises:
+        TangentValueError: naming what is accepted.
+    """
+    if isinstance(rank, str):
+        known = rank in RULES
+    elif isinstance(rank, float):
+        known = 0 < rank < 1
+    else:
+        known = isinstance(rank, SupportsIndex) and operator.index(rank) >= 1 and rank is not True
+    if not known:
+        raise TangentValueError(f"rank must be {ACCEPTED}, got {rank!r}")
+
+
 def _rank_by_rule(rule: str, eigen: Eigen, n_rows: int, seed: int) -> int:
     if rule == "broken-stick":
         kept = broken_stick_rank(eigen)
-    elif rule == "parallel":
-        kept = parallel_rank(eigen, n_rows, seed)
     else:
-        raise TangentValueError(f"rank must be {ACCEPTED}, got {rule!r}")
+        kept = parallel_rank(eigen, n_rows, seed)
     if kept == 0:
         raise TangentValueError(
             f"the {rule} rule finds no direction above chance: give the rank as an int"

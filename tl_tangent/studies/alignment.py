@@ -5,30 +5,27 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from tl_tangent.analysis.gradients.meter import Within
-from tl_tangent.errors import TangentValueError
-from tl_tangent.geometry.extractors import EXTRACTORS
 from tl_tangent.geometry.rank import Rank
 from tl_tangent.geometry.subspace_io import package_versions
-from tl_tangent.hooks.gradients.objectives import Batch
 from tl_tangent.hooks.gradients.weight import several
 from tl_tangent.hooks.positions import NOT_FIRST, PositionMask, Positions
 from tl_tangent.run_folder import RunFolder
 from tl_tangent.studies.alignment_result import AlignmentTest, MeasuredSeries
 from tl_tangent.studies.alignment_rows import CONVENTIONS, MEANING
-from tl_tangent.studies.architecture import check_alike
-from tl_tangent.studies.batches import batches_of, describe_batches, save_batches
+from tl_tangent.studies.batches import save_batches
 from tl_tangent.studies.checkpoints import CheckpointSeries
 from tl_tangent.studies.executors import Runner
-from tl_tangent.studies.identity import check_unchanged, describe_objective
-from tl_tangent.studies.phases import By, Phase, check_phases, split_phases
+from tl_tangent.studies.identity import check_unchanged
+from tl_tangent.studies.phases import By
 from tl_tangent.studies.pieces import BATCHES, FIT, Options, Plan, Ranges
+from tl_tangent.studies.prepared import check_options, prepare
 from tl_tangent.studies.study import Study, folder_name
 
 
@@ -112,7 +109,8 @@ def alignment_test(
         device=device,
         threads=threads,
     )
-    _check(many, options, batches_per_piece)
+    check_options(options, batches_per_piece)
+    prepared = prepare(many, batches, fit_batches, options, boundary=boundary, by=by)
     settings = {
         **vars(options),
         "positions": PositionMask(positions).description,
@@ -123,30 +121,25 @@ def alignment_test(
     found = []
     with _folder(out) as folder, Runner(executor) as runner:
         RunFolder(folder, settings)
-        for one in many:
-            own = batches_of(batches, one, one.objective)
-            fit = own if fit_batches is None else batches_of(fit_batches, one)
-            phases = split_phases(one.steps, boundary=boundary, by=by, total=one.total_steps)
-            check_phases(phases, one.steps)
-            told = _described(one, phases, own, fit)
-            inside = RunFolder(folder / folder_name(one.name), told)
-            files = check_unchanged(one.checkpoints, inside)
-            save_batches(inside.path / BATCHES, own)
-            save_batches(inside.path / FIT, fit)
-            fit_ranges, ranges = (_ranges(len(some), batches_per_piece) for some in (fit, own))
+        for one in prepared:
+            inside = RunFolder(folder / folder_name(one.series.name), one.told)
+            files = check_unchanged(one.series.checkpoints, inside)
+            save_batches(inside.path / BATCHES, one.batches)
+            save_batches(inside.path / FIT, one.fit)
+            fit_ranges, ranges = (
+                _ranges(len(some), batches_per_piece) for some in (one.fit, one.batches)
+            )
             study = Study(
-                one,
-                early=tuple(
-                    c for c, p in zip(one.checkpoints, phases, strict=True) if p == "early"
-                ),
-                plan=Plan(str(inside.path), one.objective, fit_ranges, ranges, options),
+                one.series,
+                early=one.early,
+                plan=Plan(str(inside.path), one.series.objective, fit_ranges, ranges, options),
                 folder=inside,
                 runner=runner,
                 temporary=out is None,
                 progress=progress,
             )
-            facts = {**told, "files": files}
-            found.append(MeasuredSeries(one.name, phases, *study.measure(), facts))
+            facts = {**one.told, "files": files}
+            found.append(MeasuredSeries(one.series.name, one.phases, *study.measure(), facts))
     conventions = {
         "settings": json.loads(json.dumps(settings)),
         "models": {one.name: dict(one.conventions) for one in found},
@@ -155,31 +148,6 @@ def alignment_test(
         "versions": {**package_versions(), "python": sys.version.split()[0]},
     }
     return AlignmentTest(tuple(found), conventions)
-
-
-def _check(many: Sequence[CheckpointSeries], options: Options, batches_per_piece: Any) -> None:
-    if not many:
-        raise TangentValueError("there is no series of checkpoints: give at least one")
-    names = [folder_name(one.name) for one in many]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise TangentValueError(
-            f"two series are called {twice[0]}: give each a name of its own, by "
-            "dataclasses.replace(series, name=...)"
-        )
-    for one in many:
-        check_alike(one.checkpoints)
-    methods = [name for name in EXTRACTORS if name != "dictionary"]
-    if options.method not in methods:
-        raise TangentValueError(f"method {options.method!r} is not one of {', '.join(methods)}")
-    numbers = {
-        "n_controls": options.n_controls,
-        "threads": options.threads,
-        "batches_per_piece": batches_per_piece,
-    }
-    for name, value in numbers.items():
-        if value is not None and value < 1:
-            raise TangentValueError(f"{name}={value} must be 1 or more")
 
 
 @contextmanager
@@ -195,17 +163,3 @@ def _folder(out: str | PathLike[str] | None) -> Iterator[Path]:
 def _ranges(n: int, size: int | None) -> Ranges:
     size = size or n
     return tuple((start, min(start + size, n)) for start in range(0, n, size))
-
-
-def _described(
-    series: CheckpointSeries, phases: Sequence[Phase], batches: list[Batch], fit: list[Batch]
-) -> dict[str, Any]:
-    """Return what decides the numbers of one series, JSON-able."""
-    told = vars(series) | {
-        "objective": describe_objective(series.objective),
-        "checkpoints": [dict(vars(one)) for one in series.checkpoints],
-        "phases": list(phases),
-        "batches": describe_batches(batches),
-        "fit_batches": describe_batches(fit),
-    }
-    return json.loads(json.dumps(told))

@@ -6,8 +6,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tl_tangent.errors import TangentFileError
-from tl_tangent.studies.checkpoints import CONFIG, Checkpoint
+from tl_tangent.hooks.gradients.objectives import Objective
+from tl_tangent.studies.checkpoints import CONFIG, Checkpoint, auto_class
 
 SIZES = (
     "model_type",
@@ -27,18 +30,29 @@ def architecture_of(config: Any) -> dict[str, Any]:
     return {name: value for name, value in found.items() if isinstance(value, str | int)}
 
 
-def local_config(checkpoint: Checkpoint) -> Any | None:
-    """Read the configuration of a checkpoint in a folder.
-
-    None for a revision on the hub, and where it can't be read, which loading will tell.
-    """
-    if not (Path(checkpoint.location) / CONFIG).is_file():
-        return None
+def config_of(checkpoint: Checkpoint) -> Any | None:
+    """Return the Hugging Face configuration; None where there is none, which loading will tell."""
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(checkpoint.location)
+        where = {"revision": checkpoint.revision or "main"}
+        return AutoConfig.from_pretrained(checkpoint.location, **where)
     except (OSError, ValueError, KeyError):
+        return None
+
+
+def outline(checkpoint: Checkpoint, objective: Objective = "causal") -> Any | None:
+    """Return the model without its weights, to look at what it has; None without a configuration.
+
+    Its parameters are on torch's "meta" device and take no memory.
+    """
+    config = config_of(checkpoint)
+    if config is None:
+        return None
+    try:
+        with torch.device("meta"):
+            return auto_class(objective).from_config(config)
+    except ValueError:  # no language model of this objective, which loading will tell
         return None
 
 
@@ -50,7 +64,8 @@ def check_alike(checkpoints: Iterable[Checkpoint]) -> None:
     """
     first: tuple[Checkpoint, dict[str, Any]] | None = None
     for one in checkpoints:
-        config = local_config(one)
+        local = (Path(one.location) / CONFIG).is_file()
+        config = config_of(one) if local else None
         if config is None:
             continue
         found = architecture_of(config)

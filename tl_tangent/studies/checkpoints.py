@@ -50,14 +50,11 @@ class Checkpoint:
             TangentFileError: there are no such weights, or some of the model's are not there.
             TangentValueError: another dtype.
         """
-        from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
-
         if self.dtype not in DTYPES:
             raise TangentValueError(f"dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")
-        auto: Any = AutoModelForMaskedLM if objective == "masked" else AutoModelForCausalLM
         try:
             with _no_bars():
-                model, found = auto.from_pretrained(
+                model, found = auto_class(objective).from_pretrained(
                     self.location,
                     revision=self.revision or "main",
                     dtype=DTYPES[self.dtype],
@@ -226,6 +223,13 @@ class CheckpointSeries:
                     "was sampled: look whether the revision is honoured and the right files were "
                     "stored. If training did stand still, leave one of them out."
                 )
+
+
+def auto_class(objective: Objective) -> Any:
+    """Return the class that loads a model: a masked one for "masked", a causal one for all else."""
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+
+    return AutoModelForMaskedLM if objective == "masked" else AutoModelForCausalLM
 
 
 @contextmanager

@@ -137,9 +137,6 @@ def run_piece(piece: Piece) -> dict[str, Any]:
 def _activations(piece: Piece) -> dict[str, Any]:
     options = piece.plan.options
     model, weights, batches = _loaded(piece, FIT)
-    if isinstance(options.rank, int):
-        for weight in weights.weights:
-            check_room(weight.d, options.rank)
     meter = ActivationMeter(
         weights,
         positions=options.positions,
@@ -208,9 +205,23 @@ def _loaded(piece: Piece, batches: str) -> tuple[Any, Weights, list[Batch]]:
     plan, options = piece.plan, piece.plan.options
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     model = piece.checkpoint.load(plan.objective, device)
+    weights = chosen_weights(model, options)
+    return model, weights, load_batches(Path(plan.folder) / batches, *piece.batches)
+
+
+def chosen_weights(model: Any, options: Options) -> Weights:
+    """Find the weights of a model that are looked at.
+
+    Raises:
+        TangentValueError: kinds or layers that it does not have, frozen weights, or a rank that
+            leaves no room for normals.
+    """
     weights = find_weights(model).choose(options.kinds, options.layers)
     check_trainable(weights)
-    return model, weights, load_batches(Path(plan.folder) / batches, *piece.batches)
+    if isinstance(options.rank, int):
+        for weight in weights.weights:
+            check_room(weight.d, options.rank)
+    return weights
 
 
 def _leave(target: Path, write: Callable[[Path], Any]) -> None:
