@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ class LoadedModel:
 
 
 def load_model(
-    name: str | None = None,
+    name: str | PathLike[str] | None = None,
     *,
     bridge: bool = False,
     device: str | None = None,
@@ -71,7 +72,7 @@ def load_model(
     if dtype not in DTYPES:
         raise TangentValueError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
     where = _device(device)
-    hf_model, tokenizer, label = _embedded() if name is None else _pretrained(name)
+    hf_model, tokenizer, label = _embedded() if name is None else _pretrained(fspath(name))
     hf_model = hf_model.to(device=where, dtype=DTYPES[dtype]).eval()
     fingerprint = weights_fingerprint(hf_model)
     if bridge or not compat.has_hooked_transformer():

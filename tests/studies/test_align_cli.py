@@ -18,7 +18,7 @@ from tests import families
 from tests.studies.runs import write_run
 from tl_tangent.cli import main, parser
 from tl_tangent.run_folder import RunFolder
-from tl_tangent.studies.align_run import AlignOptions, series_of, text_batches
+from tl_tangent.studies.align_run import AlignOptions, run_align, series_of, text_batches
 from tl_tangent.studies.alignment_result import FILES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -151,6 +151,15 @@ def test_folders_and_repositories_are_read_alike(paths):
     assert [one.name for one in found] == ["tiny", "a/one", "b/two"]
     assert [one.steps for one in found] == [(0, 40), (1, 9), (1, 9)]
     assert {one.dtype for series in found for one in series.checkpoints} == {"bfloat16"}
+
+
+def test_options_take_paths_and_one_folder_alone(paths, whole, tmp_path):
+    wanted = pd.read_csv(whole / "table.csv")
+    sizes = {"tokens": 60, "seq_len": 12, "rank": 2, "controls": 3, "kinds": ("q",)}
+    for folder in ([paths / "tiny"], paths / "tiny", str(paths / "tiny")):
+        out = str(tmp_path / "out")
+        run_align(AlignOptions(out, folder, text=paths / "text.txt", progress=False, **sizes))
+        pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "out" / "table.csv"), wanted)
 
 
 def test_an_encoder_gets_its_first_token_and_its_masks(tmp_path):

@@ -161,6 +161,14 @@ class TestRuns:
         one, two = (x.models[0].subspaces[site] for x in (found, apart))
         assert not torch.allclose(one.basis, two.basis, atol=1e-3)
 
+    def test_a_generator_is_read_once_and_serves_all_models(self, series, found):
+        other = replace(series, name="other")
+        stream = (one for one in tokens())
+        both = alignment_test([series, other], stream, fit_batches=stream, **SMALL)
+        told = both.conventions["models"]
+        assert told["tiny"]["batches"] == told["other"]["batches"] == told["other"]["fit_batches"]
+        assert both.table().iloc[1].energy_ratio_early == found.table().iloc[0].energy_ratio_early
+
     def test_without_second_moments_there_is_no_isoscore(self, series):
         found = alignment_test(series, tokens(1), **{**SMALL, "moments": False})
         assert "delta_tangent_early" not in found.table()
@@ -272,6 +280,21 @@ class TestRefusals:
         with pytest.raises(TangentValueError, match=next(iter(typo))):
             alignment_test(series, tokens(1), **{**SMALL, **typo}, out=tmp_path / "out")
         assert not (tmp_path / "out" / "configuration.json").exists()
+
+    def test_a_token_that_the_model_does_not_have(self, series, tmp_path, monkeypatch):
+        wrong = [*tokens(1), tokens(1)[0].clone().index_fill(1, torch.tensor([4]), 64)]
+        message = "token id 64 in batch 1: the vocabulary of this LlamaForCausalLM has 64 ids"
+        with pytest.raises(TangentValueError, match=message):
+            alignment_test(series, wrong, **SMALL, out=tmp_path / "out")
+        with pytest.raises(TangentValueError, match=message):
+            alignment_test(series, tokens(1), fit_batches=wrong, **SMALL, out=tmp_path / "out")
+        with pytest.raises(TangentValueError, match="token id -1"):
+            alignment_test(series, -tokens(1)[0].clamp(max=1), **SMALL, out=tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+        # where nothing is known of a model before it is loaded
+        monkeypatch.setattr("tl_tangent.studies.prepared.outline", lambda *_: None)
+        with pytest.raises(TangentValueError, match=message):
+            alignment_test(series, wrong, **SMALL)
 
     def test_no_models_or_two_of_one_name(self, series):
         with pytest.raises(TangentValueError, match="no series"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from types import SimpleNamespace
 
 import huggingface_hub
@@ -157,6 +158,13 @@ def test_a_revision_in_the_cache_is_loaded_and_no_other(tmp_path, monkeypatch):
         assert torch.equal(one.load().lm_head.weight, expected)
     with pytest.raises(TangentFileError, match="step 3 .*@step3"):
         Checkpoint("some/model", 3, "step3").load()
+
+
+def test_paths_are_accepted_wherever_a_name_is(run):
+    one = Checkpoint(run / "step-0", 0)
+    assert one == Checkpoint(str(run / "step-0"), 0) and one.load() is not None
+    assert CheckpointSeries(run, (one,)).name == str(run)
+    assert CheckpointSeries.from_hub(Path("some/model"), ["step1"]).name == "some/model"
 
 
 def test_a_series_is_thinned_to_a_regular_grid():

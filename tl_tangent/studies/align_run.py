@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from os import PathLike, fspath
 from typing import Any, Literal
 
 from tl_tangent.assets import language_reference, read_text, token_batches
@@ -17,6 +18,8 @@ from tl_tangent.studies.checkpoints import Attention, Checkpoint, CheckpointSeri
 from tl_tangent.studies.hub import STEP
 from tl_tangent.studies.phases import By
 
+Places = Sequence[str | PathLike[str]] | str | PathLike[str]
+
 
 @dataclass(frozen=True)
 class AlignOptions:
@@ -24,8 +27,8 @@ class AlignOptions:
 
     Attributes:
         out: the folder of the results.
-        folder: folders with checkpoints, one a model.
-        hub: repositories with checkpoints, one a model.
+        folder: one folder with checkpoints, or several, one a model.
+        hub: repositories with checkpoints, likewise.
         revisions, pattern: which of theirs; see
             :meth:`~tl_tangent.studies.checkpoints.CheckpointSeries.from_hub`.
         thin: keep as many checkpoints on a regular grid; None for all.
@@ -42,15 +45,15 @@ class AlignOptions:
         progress: show progress bars on stderr.
     """
 
-    out: Path
-    folder: tuple[str, ...] | None = None
-    hub: tuple[str, ...] | None = None
+    out: str | PathLike[str]
+    folder: Places | None = None
+    hub: Places | None = None
     revisions: tuple[str, ...] | None = None
     pattern: str = STEP
     thin: int | None = None
     total_steps: int | None = None
     objective: Literal["causal", "masked"] = "causal"
-    text: str | None = None
+    text: str | PathLike[str] | None = None
     tokens: int = 2048
     seq_len: int = 128
     batch: int = 4
@@ -124,12 +127,19 @@ def series_of(options: AlignOptions) -> list[CheckpointSeries]:
         "dtype": options.dtype,
         "attention": options.attention,
     }
-    found = [CheckpointSeries.from_folder(path, **how) for path in options.folder or ()]
-    for repo in options.hub or ():
+    found = [CheckpointSeries.from_folder(path, **how) for path in _each(options.folder)]
+    for repo in _each(options.hub):
         found.append(
             CheckpointSeries.from_hub(repo, options.revisions, pattern=options.pattern, **how)
         )
     return found if options.thin is None else [one.thinned(options.thin) for one in found]
+
+
+def _each(places: Places | None) -> list[str]:
+    """Return one place or several as a list."""
+    if places is None:
+        return []
+    return [fspath(one) for one in ([places] if isinstance(places, str | PathLike) else places)]
 
 
 def text_batches(series: CheckpointSeries, text: str, options: AlignOptions) -> list[Batch]:

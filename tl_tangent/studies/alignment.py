@@ -64,7 +64,7 @@ def alignment_test(
     Args:
         series: the checkpoints of one model, or of several.
         batches: as that function takes them, or a function from a series to them, where models read
-            different tokens. One backward pass each, at every checkpoint.
+            different tokens. One backward pass each, at every checkpoint; a generator is read once.
         fit_batches: what Q_T is fitted on, likewise; by default the same batches.
         rank, method, positions: of the fit; see :func:`tl_tangent.fit_subspaces`.
         boundary, by: which checkpoints are early; see
@@ -89,7 +89,8 @@ def alignment_test(
 
     Raises:
         TangentValueError: a phase without checkpoints, neighbouring checkpoints with the same
-            weights, ``2 * rank > d``, or options that do not fit the models.
+            weights, ``2 * rank > d``, token ids that a model does not have, or options that do not
+            fit the models.
         TangentFileError: a checkpoint that can't be loaded, was overwritten since the study began
             or is another model than the first; or a folder that can't be used.
         TangentRuntimeError: a loss or gradient that is not finite, or a worker lost three times.

@@ -19,6 +19,11 @@ from tl_tangent.hooks.gradients.objectives import Batch, Objective
 PARTS = ("tokens", "mask", "labels")
 
 
+def read_once(given: Any) -> Any:
+    """Return a generator of batches as a list, so that several models can read it."""
+    return given if callable(given) else list(listed(given))
+
+
 def batches_of(
     given: Any | Callable[[Any], Any], series: Any, objective: Objective = "causal"
 ) -> list[Batch]:
@@ -44,6 +49,24 @@ def batches_of(
             "masked: make them by mask_tokens"
         )
     return batches
+
+
+def check_tokens(batches: Iterable[Batch], model: Any) -> None:
+    """Refuse tokens that the model has no embedding for.
+
+    Raises:
+        TangentValueError: naming the first.
+    """
+    embeddings = model.get_input_embeddings()
+    vocabulary = len(embeddings.weight)
+    for i, batch in enumerate(batches):
+        wrong = batch.tokens[(batch.tokens < 0) | (batch.tokens >= vocabulary)]
+        if len(wrong):
+            raise TangentValueError(
+                f"token id {int(wrong[0])} in batch {i}: the vocabulary of this "
+                f"{type(model).__name__} has {vocabulary} ids, from 0 on. Encode the text with the "
+                "tokenizer of the model."
+            )
 
 
 def describe_batches(batches: Sequence[Batch]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -38,6 +39,9 @@ class Checkpoint:
     revision: str | None = None
     dtype: str = "float32"
     attention: Attention = "eager"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "location", os.fspath(self.location))
 
     def load(self, objective: Objective = "causal", device: str | torch.device = "cpu") -> Any:
         """Return the Hugging Face model, in evaluation mode.
@@ -105,6 +109,7 @@ class CheckpointSeries:
     note: str | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "name", os.fspath(self.name))
         ordered = tuple(sorted(self.checkpoints, key=lambda one: one.step))
         if not ordered:
             raise TangentValueError(f"{self.name} has no checkpoints: give at least one")
@@ -119,7 +124,7 @@ class CheckpointSeries:
     @classmethod
     def from_hub(
         cls,
-        repo: str,
+        repo: str | PathLike[str],
         revisions: Iterable[str] | None = None,
         *,
         pattern: str = STEP,
@@ -141,6 +146,7 @@ class CheckpointSeries:
             TangentFileError: the revisions can't be listed, say offline; or none matches.
             TangentValueError: a given revision that does not match; two of one step.
         """
+        repo = os.fspath(repo)
         named = revisions_of(repo, pattern) if revisions is None else list(revisions)
         found = [Checkpoint(repo, step_of(name, pattern), name, dtype, attention) for name in named]
         return cls(repo, tuple(found), total_steps, objective)

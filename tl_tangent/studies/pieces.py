@@ -28,7 +28,7 @@ from tl_tangent.hooks.gradients.weight import Weights
 from tl_tangent.hooks.positions import NOT_FIRST, Positions
 from tl_tangent.loading import weights_fingerprint
 from tl_tangent.studies.architecture import architecture_of, refuse_others
-from tl_tangent.studies.batches import load_batches
+from tl_tangent.studies.batches import check_tokens, load_batches
 from tl_tangent.studies.checkpoints import Checkpoint
 from tl_tangent.studies.executors import leave_with_parent
 from tl_tangent.studies.measured import measured_of
@@ -205,8 +205,9 @@ def _loaded(piece: Piece, batches: str) -> tuple[Any, Weights, list[Batch]]:
     plan, options = piece.plan, piece.plan.options
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     model = piece.checkpoint.load(plan.objective, device)
-    weights = chosen_weights(model, options)
-    return model, weights, load_batches(Path(plan.folder) / batches, *piece.batches)
+    found = load_batches(Path(plan.folder) / batches, *piece.batches)
+    check_tokens(found, model)
+    return model, chosen_weights(model, options), found
 
 
 def chosen_weights(model: Any, options: Options) -> Weights:

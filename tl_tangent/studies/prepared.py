@@ -15,7 +15,7 @@ from tl_tangent.geometry.rank import check_rank
 from tl_tangent.hooks.gradients.objectives import Batch
 from tl_tangent.hooks.gradients.weight import KINDS
 from tl_tangent.studies.architecture import check_alike, outline
-from tl_tangent.studies.batches import batches_of, describe_batches
+from tl_tangent.studies.batches import batches_of, check_tokens, describe_batches, read_once
 from tl_tangent.studies.checkpoints import Checkpoint, CheckpointSeries
 from tl_tangent.studies.identity import describe_objective
 from tl_tangent.studies.phases import By, Phase, check_phases, split_phases
@@ -59,19 +59,23 @@ def prepare(
     """Read the batches of every series, split it into phases, and look whether the options fit it.
 
     Raises:
-        TangentValueError: no series, two of one name, no batches, a phase without checkpoints, or
-            options that do not fit the models.
+        TangentValueError: no series, two of one name, no batches, tokens that a model does not
+            have, a phase without checkpoints, or options that do not fit the models.
         TangentFileError: models of different architectures in one series.
     """
     _check_names(many)
+    measured = read_once(batches)
+    fitted = measured if fit_batches is None or fit_batches is batches else read_once(fit_batches)
     found = []
     for one in many:
         check_alike(one.checkpoints)
+        own = batches_of(measured, one, one.objective)
+        fit = own if fitted is measured else batches_of(fitted, one)
         model = outline(one.checkpoints[0], one.objective)
         if model is not None:
             chosen_weights(model, options)
-        own = batches_of(batches, one, one.objective)
-        fit = own if fit_batches is None else batches_of(fit_batches, one)
+            check_tokens(own, model)
+            check_tokens(fit, model)
         phases = split_phases(one.steps, boundary=boundary, by=by, total=one.total_steps)
         check_phases(phases, one.steps)
         found.append(Prepared(one, phases, own, fit, _described(one, phases, own, fit)))
