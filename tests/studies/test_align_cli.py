@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from tl_tangent.cli import main, parser
 from tl_tangent.run_folder import RunFolder
 from tl_tangent.studies.align_run import AlignOptions, run_align, series_of, text_batches
 from tl_tangent.studies.alignment_result import FILES
+from tl_tangent.studies.alignment_words import cautions
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--rank", "2", "--controls", "3", "--tokens", "60", "--seq-len", "12", "--kinds", "q"]
@@ -60,7 +62,7 @@ def test_it_writes_its_files_and_prints_its_tables(paths, whole, tmp_path, capsy
     told = json.loads((whole / "align.json").read_text(encoding="utf-8"))
     table = pd.read_csv(whole / "table.csv")
     assert {path.name for path in whole.iterdir()} >= set(FILES)
-    assert told["headline"] in printed and f"Written to {whole}: table.csv" in printed
+    assert printed.startswith(told["headline"]) and f"Written to {whole}: table.csv" in printed
     assert told["command"].startswith("tl-tangent align --folder")
     assert told["conventions"]["models"]["tiny"]["batches"]["tokens"] == 60
     for name in ("energy_ratio_early", "excess_pairing_late", "delta_p_value_late"):
@@ -141,6 +143,46 @@ def test_checkpoints_must_be_named_and_have_a_tokenizer(tmp_path, capsys):
     write_run(tmp_path / "bare", (0, 9))
     assert main(["align", "--folder", str(tmp_path / "bare"), "--out", str(tmp_path / "out")]) == 2
     assert "step 9 " in (error := capsys.readouterr().err) and "has no tokenizer" in error
+
+
+def test_runs_in_folders_of_one_name_are_told_apart_and_need_no_tokenizer(paths, tmp_path, capsys):
+    for name in ("a", "b"):
+        write_run(tmp_path / name / "checkpoints", (0, 9), "llama" if name == "a" else "gpt2")
+    inside = ["--folder", *(str(tmp_path / name / "checkpoints") for name in "ab")]
+    named = ["--tokenizer", str(paths / "tiny" / "step-40")]
+    assert align(paths, tmp_path / "out", *inside, *named) == 0
+    table = pd.read_csv(tmp_path / "out" / "table.csv")
+    assert list(table["model"].unique()) == ["a/checkpoints", "b/checkpoints"]
+    above = ["--folder", str(tmp_path / "a"), str(tmp_path / "b")]
+    assert align(paths, tmp_path / "above", *above, *named) == 0
+    capsys.readouterr()
+    other = pd.read_csv(tmp_path / "above" / "table.csv")
+    assert list(other["model"].unique()) == ["a", "b"]
+    pd.testing.assert_frame_equal(other.drop(columns="model"), table.drop(columns="model"))
+    assert align(paths, tmp_path / "none", *above) == 2
+    assert "has no tokenizer" in (error := capsys.readouterr().err) and "--tokenizer" in error
+    assert align(paths, tmp_path / "none", *above, "--tokenizer", str(tmp_path / "gone")) == 2
+    assert f"{tmp_path / 'gone'} has no tokenizer" in capsys.readouterr().err
+
+
+def test_losses_that_give_reason_to_doubt_are_a_warning(paths, whole, capsys):
+    assert align(paths, whole) == 0
+    error, losses = capsys.readouterr().err, pd.read_csv(whole / "checkpoints.csv")
+    late = losses.loc[losses["phase"] == "late", "loss"].mean()
+    assert late > math.log(64)
+    assert f"tl-tangent: warning: the mean loss of tiny late, {late:.3g} nats a token, is" in error
+    assert "above the 4.16 of a blind guess among 64 token ids" in error
+    assert json.loads((whole / "align.json").read_text())["cautions"][0] in error
+
+
+def test_losses_that_fall_below_a_guess_give_none():
+    told = {"objective": "causal", "vocabulary": 64}
+    assert cautions("x", {"early": 4.0, "late": 3.9}, told) == []
+    assert len(cautions("x", {"early": 4.3, "late": 4.2}, told)) == 1
+    (rise,) = cautions("x", {"early": 3.9, "late": 4.0}, told)
+    assert "the mean loss of x rises from 3.9 early to 4 late" in rise
+    assert cautions("x", {"early": 4.3, "late": 4.2}, told | {"objective": "f, code 1"}) == []
+    assert cautions("x", {"early": 4.3, "late": 4.2}, told | {"vocabulary": None}) == []
 
 
 def test_folders_and_repositories_are_read_alike(paths):

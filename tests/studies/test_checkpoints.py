@@ -72,6 +72,15 @@ def test_a_folder_is_read_in_the_order_of_the_steps(run):
     ]
 
 
+def test_a_training_folder_is_looked_into(run, tmp_path):
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training" / "checkpoints").symlink_to(run)
+    found = CheckpointSeries.from_folder(tmp_path / "training")
+    assert found.name == "training" and found.steps == (0, 20, 1000)
+    save(tmp_path / "training" / "step-5", 0)  # its own come first
+    assert CheckpointSeries.from_folder(tmp_path / "training").steps == (5,)
+
+
 def test_a_checkpoint_is_loaded_as_it_was_saved_here_and_in_another_process(run):
     checkpoint = CheckpointSeries.from_folder(run).checkpoints[1]
     model = pickle.loads(pickle.dumps(checkpoint)).load()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike, fspath
 from typing import Any, Literal
 
@@ -14,8 +14,10 @@ from tl_tangent.hooks.gradients.objectives import Batch, mask_tokens
 from tl_tangent.hooks.positions import Positions
 from tl_tangent.studies.alignment import alignment_test
 from tl_tangent.studies.alignment_result import AlignmentTest
+from tl_tangent.studies.architecture import config_of
 from tl_tangent.studies.checkpoints import Attention, Checkpoint, CheckpointSeries
 from tl_tangent.studies.hub import STEP
+from tl_tangent.studies.names import distinct_tails
 from tl_tangent.studies.phases import By
 
 Places = Sequence[str | PathLike[str]] | str | PathLike[str]
@@ -34,6 +36,7 @@ class AlignOptions:
         thin: keep as many checkpoints on a regular grid; None for all.
         total_steps: of the runs; None for their last checkpoint.
         objective: "causal" or "masked".
+        tokenizer: name or folder of one; None for that of the last checkpoint.
         text: a UTF-8 file; None for the language reference of this Python.
         tokens: how many, rounded up to whole rows of ``seq_len``.
         batch: rows in a backward pass.
@@ -53,6 +56,7 @@ class AlignOptions:
     thin: int | None = None
     total_steps: int | None = None
     objective: Literal["causal", "masked"] = "causal"
+    tokenizer: str | PathLike[str] | None = None
     text: str | PathLike[str] | None = None
     tokens: int = 2048
     seq_len: int = 128
@@ -114,7 +118,7 @@ def run_align(options: AlignOptions, command: str | None = None) -> AlignmentTes
 
 
 def series_of(options: AlignOptions) -> list[CheckpointSeries]:
-    """Return the series that the options name, folders first.
+    """Return the series that the options name, folders first, which are called by their tails.
 
     Raises:
         TangentError: there are none, or as the constructors of a series.
@@ -127,7 +131,11 @@ def series_of(options: AlignOptions) -> list[CheckpointSeries]:
         "dtype": options.dtype,
         "attention": options.attention,
     }
-    found = [CheckpointSeries.from_folder(path, **how) for path in _each(options.folder)]
+    folders = _each(options.folder)
+    found = [
+        replace(CheckpointSeries.from_folder(path, **how), name=name)
+        for path, name in zip(folders, distinct_tails(folders), strict=True)
+    ]
     for repo in _each(options.hub):
         found.append(
             CheckpointSeries.from_hub(repo, options.revisions, pattern=options.pattern, **how)
@@ -143,7 +151,7 @@ def _each(places: Places | None) -> list[str]:
 
 
 def text_batches(series: CheckpointSeries, text: str, options: AlignOptions) -> list[Batch]:
-    """Cut a text into batches by the tokenizer of a series' last checkpoint.
+    """Cut a text into batches by the tokenizer that is named, or that of the last checkpoint.
 
     A row begins with the token that the tokenizer itself begins a text with, if there is one. For a
     masked objective 15 % of the others are hidden, the same at every checkpoint.
@@ -153,7 +161,7 @@ def text_batches(series: CheckpointSeries, text: str, options: AlignOptions) -> 
         TangentValueError: rows longer than the model takes, a text that is too short, or a masked
             objective without a mask token.
     """
-    tokenizer, context = _tokenizer(series.checkpoints[-1])
+    tokenizer, context = _tokenizer(series.checkpoints[-1], options.tokenizer)
     if options.seq_len < 2 or (context and options.seq_len > context):
         raise TangentValueError(
             f"seq_len={options.seq_len}: {series.name} takes rows of 2 to {context} tokens"
@@ -183,18 +191,22 @@ def text_batches(series: CheckpointSeries, text: str, options: AlignOptions) -> 
     ]
 
 
-def _tokenizer(checkpoint: Checkpoint) -> tuple[Any, int | None]:
+def _tokenizer(
+    checkpoint: Checkpoint, name: str | PathLike[str] | None = None
+) -> tuple[Any, int | None]:
     """Return the tokenizer, and how many positions the model has."""
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoTokenizer
 
-    where = {"revision": checkpoint.revision or "main"}
+    context = getattr(config_of(checkpoint), "max_position_embeddings", None)
+    place, revision = checkpoint.location, checkpoint.revision or "main"
+    if name is not None:
+        place, revision = fspath(name), "main"
     try:
-        config = AutoConfig.from_pretrained(checkpoint.location, **where)
-        tokenizer = AutoTokenizer.from_pretrained(checkpoint.location, **where)
+        return AutoTokenizer.from_pretrained(place, revision=revision), context
     except (OSError, ValueError, KeyError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        whose = str(checkpoint) if name is None else place
         raise TangentFileError(
-            f"{checkpoint} has no tokenizer that can be loaded ({reason}): save it with the last "
-            "checkpoint"
+            f"{whose} has no tokenizer that can be loaded ({reason}): name one by --tokenizer, or "
+            "save it with the last checkpoint"
         ) from error
-    return tokenizer, getattr(config, "max_position_embeddings", None)

@@ -23,10 +23,11 @@ from tl_tangent.studies.batches import save_batches
 from tl_tangent.studies.checkpoints import CheckpointSeries
 from tl_tangent.studies.executors import Runner
 from tl_tangent.studies.identity import check_unchanged
+from tl_tangent.studies.names import folder_name
 from tl_tangent.studies.phases import By
 from tl_tangent.studies.pieces import BATCHES, FIT, Options, Plan, Ranges
 from tl_tangent.studies.prepared import check_options, prepare
-from tl_tangent.studies.study import Study, folder_name
+from tl_tangent.studies.study import Study
 
 
 def alignment_test(
@@ -139,7 +140,7 @@ def alignment_test(
                 temporary=out is None,
                 progress=progress,
             )
-            facts = {**one.told, "files": files}
+            facts = {**one.told, "vocabulary": one.vocabulary, "files": files}
             found.append(MeasuredSeries(one.series.name, one.phases, *study.measure(), facts))
     conventions = {
         "settings": json.loads(json.dumps(settings)),

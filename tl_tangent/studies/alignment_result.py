@@ -23,6 +23,7 @@ from tl_tangent.studies.alignment_rows import (
     phase_summary,
     weights_by,
 )
+from tl_tangent.studies.alignment_words import cautions
 from tl_tangent.studies.measured import MeasuredCheckpoint
 from tl_tangent.studies.phases import PHASES, Phase
 
@@ -62,6 +63,12 @@ class MeasuredSeries:
         """Return the checkpoints of a phase."""
         pairs = zip(self.checkpoints, self.phases, strict=True)
         return [checkpoint for checkpoint, own in pairs if own == phase]
+
+    @property
+    def losses(self) -> dict[str, float]:
+        """The mean loss of the checkpoints of either phase."""
+        found = {phase: [one.loss for one in self.of_phase(phase)] for phase in PHASES}
+        return {phase: math.fsum(values) / len(values) for phase, values in found.items()}
 
     def table(self, by: Group = "model") -> list[dict[str, Any]]:
         """Return one row a group of weights, early and late side by side."""
@@ -151,6 +158,14 @@ class AlignmentTest:
             lines.insert(0, first + ".")
         return "\n".join(lines)
 
+    def cautions(self) -> list[str]:
+        """Return what the losses give reason to doubt: one that rises, or is that of a guess."""
+        return [
+            told
+            for model in self.models
+            for told in cautions(model.name, model.losses, model.conventions)
+        ]
+
     def plot(self) -> Figure:
         """Draw the ratios, what is mechanical of them, and the loss, over the steps."""
         from tl_tangent.views.alignment_figure import draw_alignment  # the one step up a floor
@@ -174,6 +189,7 @@ class AlignmentTest:
         told = {
             "command": command,
             "headline": self.headline(),
+            "cautions": self.cautions(),
             "files": {"table": TABLE, "checkpoints": CHECKPOINTS, "picture": PICTURE},
             "conventions": self.conventions,
         }

@@ -10,7 +10,8 @@ import torch
 
 from tl_tangent.errors import TangentFileError
 from tl_tangent.hooks.gradients.objectives import Objective
-from tl_tangent.studies.checkpoints import CONFIG, Checkpoint, auto_class
+from tl_tangent.studies.checkpoints import CONFIG, Checkpoint
+from tl_tangent.studies.hf_auto import auto_class
 
 SIZES = (
     "model_type",

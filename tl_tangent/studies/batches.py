@@ -57,8 +57,7 @@ def check_tokens(batches: Iterable[Batch], model: Any) -> None:
     Raises:
         TangentValueError: naming the first.
     """
-    embeddings = model.get_input_embeddings()
-    vocabulary = len(embeddings.weight)
+    vocabulary = vocabulary_of(model)
     for i, batch in enumerate(batches):
         wrong = batch.tokens[(batch.tokens < 0) | (batch.tokens >= vocabulary)]
         if len(wrong):
@@ -67,6 +66,11 @@ def check_tokens(batches: Iterable[Batch], model: Any) -> None:
                 f"{type(model).__name__} has {vocabulary} ids, from 0 on. Encode the text with the "
                 "tokenizer of the model."
             )
+
+
+def vocabulary_of(model: Any) -> int:
+    """Return how many token ids a model has embeddings for."""
+    return len(model.get_input_embeddings().weight)
 
 
 def describe_batches(batches: Sequence[Batch]) -> dict[str, Any]:

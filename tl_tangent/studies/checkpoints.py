@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from os import PathLike
@@ -16,6 +15,7 @@ import torch
 from tl_tangent.errors import TangentFileError, TangentValueError
 from tl_tangent.hooks.gradients.objectives import Objective
 from tl_tangent.loading import DTYPES, weights_fingerprint
+from tl_tangent.studies.hf_auto import auto_class, no_bars
 from tl_tangent.studies.hub import STEP, find_step, revisions_of, step_of
 
 Attention = Literal["eager", "sdpa"]
@@ -57,7 +57,7 @@ class Checkpoint:
         if self.dtype not in DTYPES:
             raise TangentValueError(f"dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")
         try:
-            with _no_bars():
+            with no_bars():
                 model, found = auto_class(objective).from_pretrained(
                     self.location,
                     revision=self.revision or "main",
@@ -163,17 +163,16 @@ class CheckpointSeries:
     ) -> CheckpointSeries:
         """Take the sub-folders ``step-N`` or ``checkpoint-N``, as Hugging Face's Trainer writes.
 
+        Where there are none, those in a sub-folder ``checkpoints``.
+
         Raises:
             TangentFileError: there are none with a model in them.
             TangentValueError: two of one step.
         """
         folder = Path(path).resolve()
-        inside = sorted(folder.iterdir()) if folder.is_dir() else []
-        named = [one for one in inside if (one / CONFIG).is_file()]
         found = [
             Checkpoint(str(one), step, None, dtype, attention)
-            for one in named
-            if (step := find_step(one.name, f"^{STEP}$")) is not None
+            for one, step in _steps_in(folder) or _steps_in(folder / "checkpoints")
         ]
         if not found:
             raise TangentFileError(
@@ -231,22 +230,8 @@ class CheckpointSeries:
                 )
 
 
-def auto_class(objective: Objective) -> Any:
-    """Return the class that loads a model: a masked one for "masked", a causal one for all else."""
-    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
-
-    return AutoModelForMaskedLM if objective == "masked" else AutoModelForCausalLM
-
-
-@contextmanager
-def _no_bars() -> Iterator[None]:
-    """Keep transformers from drawing a progress bar for every checkpoint."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
+def _steps_in(folder: Path) -> list[tuple[Path, int]]:
+    """Return the sub-folders that hold a model and are named after a step."""
+    inside = sorted(folder.iterdir()) if folder.is_dir() else []
+    named = [(one, find_step(one.name, f"^{STEP}$")) for one in inside if (one / CONFIG).is_file()]
+    return [(one, step) for one, step in named if step is not None]

@@ -15,12 +15,18 @@ from tl_tangent.geometry.rank import check_rank
 from tl_tangent.hooks.gradients.objectives import Batch
 from tl_tangent.hooks.gradients.weight import KINDS
 from tl_tangent.studies.architecture import check_alike, outline
-from tl_tangent.studies.batches import batches_of, check_tokens, describe_batches, read_once
+from tl_tangent.studies.batches import (
+    batches_of,
+    check_tokens,
+    describe_batches,
+    read_once,
+    vocabulary_of,
+)
 from tl_tangent.studies.checkpoints import Checkpoint, CheckpointSeries
 from tl_tangent.studies.identity import describe_objective
+from tl_tangent.studies.names import folder_name
 from tl_tangent.studies.phases import By, Phase, check_phases, split_phases
 from tl_tangent.studies.pieces import Options, chosen_weights
-from tl_tangent.studies.study import folder_name
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -32,6 +38,7 @@ class Prepared:
         phases: theirs.
         batches, fit: that gradients are measured on, and that Q_T is fitted on.
         told: what decides the numbers, JSON-able.
+        vocabulary: how many token ids the model has; None where nobody knows before it is loaded.
     """
 
     series: CheckpointSeries
@@ -39,6 +46,7 @@ class Prepared:
     batches: list[Batch]
     fit: list[Batch]
     told: dict[str, Any]
+    vocabulary: int | None
 
     @property
     def early(self) -> tuple[Checkpoint, ...]:
@@ -72,13 +80,16 @@ def prepare(
         own = batches_of(measured, one, one.objective)
         fit = own if fitted is measured else batches_of(fitted, one)
         model = outline(one.checkpoints[0], one.objective)
+        vocabulary = None
         if model is not None:
+            vocabulary = vocabulary_of(model)
             chosen_weights(model, options)
             check_tokens(own, model)
             check_tokens(fit, model)
         phases = split_phases(one.steps, boundary=boundary, by=by, total=one.total_steps)
         check_phases(phases, one.steps)
-        found.append(Prepared(one, phases, own, fit, _described(one, phases, own, fit)))
+        told = _described(one, phases, own, fit)
+        found.append(Prepared(one, phases, own, fit, told, vocabulary))
     return found
 
 

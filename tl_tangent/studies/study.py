@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,11 +164,6 @@ class Study:
             kept=None if self.temporary else self.folder.path,
             progress=self.progress and bool(pieces),
         )
-
-
-def folder_name(name: str) -> str:
-    """Return the name of a model as that of a folder."""
-    return re.sub(r"[^\w.-]+", "-", name).strip(".-") or "model"
 
 
 class _Notes:
