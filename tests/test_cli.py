@@ -191,6 +191,17 @@ def test_a_line_that_was_cut_off_is_not_finished(tmp_path):
     assert again.finished() == [{"site": "x"}, {"site": "z"}]
 
 
+@pytest.mark.parametrize("line", [b'{"site": "y', b"\x00\x00", b"[1]", b"3", b"", b'{"other": 1}'])
+def test_a_damaged_line_in_the_middle_is_named(tmp_path, line):
+    folder = RunFolder(tmp_path, {"a": 1})
+    folder.finish({"site": "x"})
+    with (tmp_path / "finished.jsonl").open("ab") as stream:
+        stream.write(line + b"\n")
+    folder.finish({"site": "z"})
+    with pytest.raises(TangentFileError, match=f"line 2 of {tmp_path}/finished.jsonl is damaged"):
+        folder.finished("site")
+
+
 def test_a_file_that_fails_halfway_leaves_the_old_one(tmp_path):
     folder = RunFolder(tmp_path, {})
     folder.write_text("table", "old")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,13 +61,20 @@ class RunFolder:
                 "another folder, or delete this one."
             )
 
-    def finished(self) -> list[dict[str, Any]]:
-        """Return the pieces that are finished; one that was cut off while it was written is not."""
+    def finished(self, *fields: str) -> list[dict[str, Any]]:
+        """Return the pieces that are finished; one that was cut off while it was written is not.
+
+        Args:
+            fields: that each of them has.
+
+        Raises:
+            TangentFileError: a line that is damaged.
+        """
         file = self.path / PIECES
         if not file.exists():
             return []
-        lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        whole = file.read_bytes().split(b"\n")[:-1]
+        return [_piece(line, fields, file, number) for number, line in enumerate(whole, start=1)]
 
     def finish(self, piece: Mapping[str, Any]) -> None:
         """Put one finished piece on disk."""
@@ -92,6 +99,21 @@ class RunFolder:
         finally:
             scratch.unlink(missing_ok=True)
         return target
+
+
+def _piece(line: bytes, fields: Iterable[str], file: Path, number: int) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+        missing = [name for name in fields if name not in found]
+        reason = f"{', '.join(missing)} is missing" if missing else "it is no JSON object"
+    except (ValueError, TypeError) as error:
+        found, missing, reason = None, [], str(error)
+    if missing or not isinstance(found, dict):
+        raise TangentFileError(
+            f"line {number} of {file} is damaged ({reason}): delete that line, and its piece is "
+            "measured again; or delete the folder and start again"
+        )
+    return found
 
 
 def read_json(file: Path) -> Any:

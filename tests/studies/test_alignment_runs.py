@@ -309,6 +309,29 @@ class TestRefusals:
         with pytest.raises(TangentFileError, match="can't be used as a folder"):
             alignment_test(series, tokens(1), out=tmp_path / "file")
 
+    def test_a_second_process_in_the_same_folder(self, series, tmp_path, monkeypatch):
+        finish, refused = RunFolder.finish, []
+
+        def finish_while_another_starts(folder, piece):
+            finish(folder, piece)
+            with pytest.raises(TangentFileError, match="is being written by another process") as e:
+                alignment_test(series, tokens(1), **SMALL, out=tmp_path)
+            refused.append(e)
+
+        monkeypatch.setattr(RunFolder, "finish", finish_while_another_starts)
+        alignment_test(series, tokens(1), **SMALL, out=tmp_path)
+        assert len(refused) == 3 + 4 + 4
+
+    def test_a_damaged_note_is_named_and_can_be_taken_out(self, series, tmp_path):
+        found = alignment_test(series, tokens(1), **SMALL, out=tmp_path)
+        notes = tmp_path / "tiny" / "finished.jsonl"
+        lines = notes.read_text().splitlines(keepends=True)
+        notes.write_text("".join([*lines[:4], lines[4][:20] + "\n", *lines[5:]]))
+        with pytest.raises(TangentFileError, match="line 5 of .*tiny/finished.jsonl is damaged"):
+            alignment_test(series, tokens(1), **SMALL, out=tmp_path)
+        notes.write_text("".join([*lines[:4], *lines[5:]]))
+        assert_same_tables(found, alignment_test(series, tokens(1), **SMALL, out=tmp_path))
+
     def test_a_lost_worker_tells_where_the_rest_is_kept(self, series, tmp_path):
         class Broken:
             def submit(self, function, piece):

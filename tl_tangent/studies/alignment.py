@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tl_tangent.analysis.gradients.meter import Within
+from tl_tangent.folder_lock import only_writer
 from tl_tangent.geometry.rank import Rank
 from tl_tangent.geometry.subspace_io import package_versions
 from tl_tangent.hooks.gradients.weight import several
@@ -93,7 +94,8 @@ def alignment_test(
             weights, ``2 * rank > d``, token ids that a model does not have, or options that do not
             fit the models.
         TangentFileError: a checkpoint that can't be loaded, was overwritten since the study began
-            or is another model than the first; or a folder that can't be used.
+            or is another model than the first; or a folder that can't be used, holds a damaged file
+            or is being written by another process.
         TangentRuntimeError: a loss or gradient that is not finite, or a worker lost three times.
     """
     many = [series] if isinstance(series, CheckpointSeries) else list(series)
@@ -121,7 +123,7 @@ def alignment_test(
         "batches_per_piece": batches_per_piece,
     }
     found = []
-    with _folder(out) as folder, Runner(executor) as runner:
+    with Runner(executor) as runner, _folder(out) as folder, only_writer(folder):
         RunFolder(folder, settings)
         for one in prepared:
             inside = RunFolder(folder / folder_name(one.series.name), one.told)

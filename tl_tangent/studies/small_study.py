@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tl_tangent.assets.docstrings import EncodedText, installed_docstrings
 from tl_tangent.errors import TangentValueError
+from tl_tangent.folder_lock import only_writer
 from tl_tangent.hooks.gradients.objectives import Batch
 from tl_tangent.studies.alignment import alignment_test
 from tl_tangent.studies.alignment_result import AlignmentTest
@@ -105,6 +106,7 @@ def small_study(
 
     Raises:
         TangentValueError: more rows than there are.
+        TangentFileError: another process writes into the folder.
         TangentError: as the parts that it is made of.
     """
     folder, options = Path(out), options or SmallRunOptions()
@@ -115,32 +117,33 @@ def small_study(
     }
     runs: dict[str, SmallRun] = {}
     records: dict[str, GradientRun] = {}
-    for name, own in wanted.items():
-        place = folder / name.replace(" ", "-")
-        runs[name], records[name] = _trained(place, own, text, rank, n_controls, progress)
-    series = [
-        replace(CheckpointSeries.from_folder(run.folder / CHECKPOINTS), name=name)
-        for name, run in runs.items()
-    ]
-    _, validation = run_rows(text, options)
-    if 2 * rows > len(validation):
-        raise TangentValueError(
-            f"rows={rows} to measure and as many others to fit on are more than the "
-            f"{len(validation)} validation rows: ask for fewer, or raise validation_rows"
+    with only_writer(folder):
+        for name, own in wanted.items():
+            place = folder / name.replace(" ", "-")
+            runs[name], records[name] = _trained(place, own, text, rank, n_controls, progress)
+        series = [
+            replace(CheckpointSeries.from_folder(run.folder / CHECKPOINTS), name=name)
+            for name, run in runs.items()
+        ]
+        _, validation = run_rows(text, options)
+        if 2 * rows > len(validation):
+            raise TangentValueError(
+                f"rows={rows} to measure and as many others to fit on are more than the "
+                f"{len(validation)} validation rows: ask for fewer, or raise validation_rows"
+            )
+        alignment = alignment_test(
+            series,
+            _batches(validation[:rows, :-1], batch, options.seed),
+            fit_batches=list(validation[rows : 2 * rows, :-1].split(batch)),
+            rank=rank,
+            n_controls=n_controls,
+            boundary=BOUNDARY,
+            within="token",
+            out=folder / "alignment",
+            executor=executor,
+            threads=torch.get_num_threads(),
+            progress=progress,
         )
-    alignment = alignment_test(
-        series,
-        _batches(validation[:rows, :-1], batch, options.seed),
-        fit_batches=list(validation[rows : 2 * rows, :-1].split(batch)),
-        rank=rank,
-        n_controls=n_controls,
-        boundary=BOUNDARY,
-        within="token",
-        out=folder / "alignment",
-        executor=executor,
-        threads=torch.get_num_threads(),
-        progress=progress,
-    )
     return SmallStudy(runs, records, alignment)
 
 

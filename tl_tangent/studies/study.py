@@ -98,7 +98,7 @@ class Study:
                 notes.add(piece, outcome)
                 return ()
 
-            missing = [piece for piece in pieces if piece.key not in notes.done]
+            missing = [piece for piece in pieces if not notes.has(piece)]
             self._run(missing, receive, "activations", len(missing))
             with on_threads(self.plan.options.threads):
                 fitted = self._fitted([piece.path for piece in pieces], notes.architecture)
@@ -134,7 +134,7 @@ class Study:
         pieces: list[Piece] = []
         total = 0
         for one in self.series.checkpoints:
-            if self._whole(one).key in notes.done:
+            if notes.has(self._whole(one)):
                 self._discard_parts(one)
                 continue
             left = self._left(one, notes)
@@ -145,7 +145,7 @@ class Study:
     def _left(self, checkpoint: Checkpoint, notes: _Notes) -> list[Piece]:
         """Return the pieces of a checkpoint that are not finished."""
         parts = gradient_pieces(checkpoint, self.plan)
-        return [part for part in parts if part.key not in notes.done]
+        return [part for part in parts if not notes.has(part)]
 
     def _whole(self, checkpoint: Checkpoint) -> Piece:
         return Piece("checkpoint", checkpoint, (0, self.plan.ranges[-1][1]), self.plan)
@@ -171,20 +171,25 @@ class _Notes:
 
     Raises:
         TangentValueError: two neighbours have the same weights.
+        TangentFileError: a line of the folder is damaged.
     """
 
     architecture: dict[str, Any] | None = None
 
     def __init__(self, series: CheckpointSeries, folder: RunFolder) -> None:
         self._series, self._folder = series, folder
-        self.done: set[str] = set()
+        self._done: set[str] = set()
         self._fingerprints: dict[int, str] = {}
-        for note in folder.finished():
-            self.done.add(note["piece"])
+        for note in folder.finished("piece", "step"):
+            self._done.add(note["piece"])
             if "fingerprint" in note:
                 self._fingerprints[note["step"]] = note["fingerprint"]
             self._meet(f"step {note['step']}", note)
         series.check_different(self._fingerprints)
+
+    def has(self, piece: Piece) -> bool:
+        """Whether a piece is finished, and what it left is still there."""
+        return piece.key in self._done and piece.path.exists()
 
     def add(self, piece: Piece, outcome: dict[str, Any]) -> None:
         """Put a finished piece on disk.
@@ -203,7 +208,7 @@ class _Notes:
             )
         self._meet(str(piece.checkpoint), outcome)
         self._folder.finish({"piece": piece.key, "step": step, **outcome})
-        self.done.add(piece.key)
+        self._done.add(piece.key)
         if seen is not None:
             self._fingerprints[step] = seen
             self._series.check_different(self._fingerprints)
