@@ -85,7 +85,7 @@ class TestClosedForms:
         assert row.energy_ratio_exact_early > 1 > row.energy_ratio_exact_late
         assert row.energy_ratio_early > 1 > row.energy_ratio_late
         assert row.p_value_early == 1 / 4 and row.p_value_late == 1
-        assert "early exceeds late" in flow.headline()
+        assert "early exceeds late: a factor of" in flow.headline()
 
     def test_pooled_energies_are_geometric_sums(self, flow, errors):
         """Without controls in it, ``sum E_T / sum E_N`` over steps a, ..., b - 1."""
@@ -185,15 +185,38 @@ class TestTables:
 
     def test_the_headline_takes_the_lead_apart(self, found):
         row, told = found.table().iloc[0], found.headline()
-        verb = "exceeds" if row.energy_ratio_early > row.energy_ratio_late else "does not exceed"
-        assert f"early {verb} late" in told and "(3 checkpoints)" in told
+        early, late = row.energy_ratio_exact_early, row.energy_ratio_exact_late
+        verb = "exceeds" if early > late else "does not exceed"
         lead = row.pairing_ratio_early / row.pairing_ratio_late
         left = row.excess_pairing_early / row.excess_pairing_late
+        assert f"early {early:.3g} (3 checkpoints) / late {late:.3g} (1 checkpoint)" in told
+        null = f"{row.pairing_ratio_early:.3g} / {row.pairing_ratio_late:.3g}"
+        assert f"of which paired at random {null}; early {verb} late" in told
+        factors = f"a factor of {early / late:.3g} = {lead:.3g} of the null x {left:.3g} of the"
+        assert factors in told and early / late == pytest.approx(lead * left)
         assert row.lead_excess == pytest.approx(left)
-        factors = f"by a factor of {lead:.3g} that is mechanical, and one of {left:.3g} that is not"
-        assert factors in told
         assert math.isnan(row.lead_excess_low)  # four weights are too few for an interval
         assert "<table" in found._repr_html_() and "tiny" in repr(found)
+
+    def test_what_is_told_multiplies_where_some_weights_have_no_null(self, tmp_path):
+        series = CheckpointSeries.from_folder(write_run(tmp_path, (0, 9), "gpt2"))
+        found = alignment_test(series, tokens(), **{**SMALL, "kinds": ("q", "pos")})
+        row, told = found.table().iloc[0], found.headline()
+        assert (row.weights, row.weights_paired) == (3, 2)
+        for phase in ("early", "late"):
+            product = row[f"pairing_ratio_{phase}"] * row[f"excess_pairing_{phase}"]
+            assert row[f"energy_ratio_paired_{phase}"] == pytest.approx(product)
+            assert row[f"energy_ratio_paired_{phase}"] != row[f"energy_ratio_exact_{phase}"]
+            assert f"{phase} {row[f'energy_ratio_paired_{phase}']:.3g} (" in told
+        assert "(over the 2 of 3 weights that have this null)" in told
+
+    def test_the_headline_says_what_a_gradient_is_of_and_what_q_t_has_seen(self, series, found):
+        assert "One gradient is of 30 tokens" in found.headline()
+        assert "fitted on the same tokens (in-sample)" in found.headline()
+        for n, word in ((2, "on 3 of these 9 rows too (partly in-sample)"), (3, "on other tokens")):
+            own = {"fit_batches": tokens(5)[n:], "moments": False}
+            told = alignment_test(series, tokens(), **{**SMALL, **own}).headline()
+            assert f"Q_T was fitted {word}" in told
 
     def test_files(self, found, tmp_path):
         paths = found.save(tmp_path / "out", "the command")

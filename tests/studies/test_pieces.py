@@ -24,6 +24,7 @@ from tl_tangent.studies.batches import (
     batches_of,
     describe_batches,
     load_batches,
+    rows_in_common,
     save_batches,
 )
 from tl_tangent.studies.checkpoints import CheckpointSeries
@@ -246,6 +247,12 @@ class TestBatches:
             assert describe_batches([Batch(x) for x in other])["sha256"] != told["sha256"]
         labelled = [Batch(first), Batch(second, labels=second)]
         assert describe_batches(labelled)["sha256"] != told["sha256"]
+
+    def test_rows_in_common(self):
+        first, second, third = (Batch(one) for one in tokens())
+        assert rows_in_common([first, second], [second, third]) == (6, 3)
+        assert rows_in_common([first], [second]) == (3, 0)
+        assert rows_in_common([first], [Batch(first.tokens[1:].int())]) == (3, 2)
 
     def test_a_model_can_have_tokens_of_its_own(self, series):
         found = batches_of(lambda one: tokens(len(one.checkpoints)), series)

@@ -142,7 +142,7 @@ def alignment_test(
                 temporary=out is None,
                 progress=progress,
             )
-            facts = {**one.told, "vocabulary": one.vocabulary, "files": files}
+            facts = {**one.told, **one.facts, "files": files}
             found.append(MeasuredSeries(one.series.name, one.phases, *study.measure(), facts))
     conventions = {
         "settings": json.loads(json.dumps(settings)),

@@ -23,7 +23,7 @@ from tl_tangent.studies.alignment_rows import (
     phase_summary,
     weights_by,
 )
-from tl_tangent.studies.alignment_words import cautions
+from tl_tangent.studies.alignment_words import cautions, model_line, models_line
 from tl_tangent.studies.measured import MeasuredCheckpoint
 from tl_tangent.studies.phases import PHASES, Phase
 
@@ -75,6 +75,10 @@ class MeasuredSeries:
         groups = weights_by(self.checkpoints[0].statistics.labels, by)
         return [self._table_row(by, value, weights) for value, weights in groups.items()]
 
+    def _is_paired(self, weight: int) -> bool:
+        """Whether a weight has the null of random pairing."""
+        return any("pairing_ratio" in one.rows[weight] for one in self.checkpoints)
+
     def _table_row(self, by: Group, value: Any, weights: list[int]) -> dict[str, Any]:
         found = {phase: phase_summary(self.of_phase(phase), weights) for phase in PHASES}
         names = dict.fromkeys(name for phase in PHASES for name in found[phase])
@@ -82,6 +86,7 @@ class MeasuredSeries:
             "model": self.name,
             **({} if by == "model" else {by: value}),
             "weights": len(weights),
+            "weights_paired": sum(self._is_paired(i) for i in weights),
             **{f"checkpoints_{phase}": len(self.of_phase(phase)) for phase in PHASES},
             **{
                 f"{name}_{phase}": found[phase].get(name, math.nan)
@@ -147,16 +152,10 @@ class AlignmentTest:
 
     def headline(self) -> str:
         """State whether early exceeds late, and how much of that is mechanical."""
-        rows = self.table().to_dict("records")
-        lines = [_line({str(k): v for k, v in row.items()}) for row in rows]
-        if len(rows) > 1:
-            early = sum(row["energy_ratio_early"] > row["energy_ratio_late"] for row in rows)
-            first = f"Early exceeds late in {early} of {len(rows)} models"
-            if "lead_excess_low" in rows[0]:
-                clear = sum(row["lead_excess_low"] > 1 for row in rows)
-                first += f", and in {clear} clearly so beyond what is mechanical"
-            lines.insert(0, first + ".")
-        return "\n".join(lines)
+        rows = [{str(k): v for k, v in row.items()} for row in self.table().to_dict("records")]
+        pairs = zip(rows, self.models, strict=True)
+        lines = [model_line(row, model.conventions) for row, model in pairs]
+        return "\n".join([models_line(rows), *lines] if len(rows) > 1 else lines)
 
     def cautions(self) -> list[str]:
         """Return what the losses give reason to doubt: one that rises, or is that of a guess."""
@@ -206,48 +205,3 @@ class AlignmentTest:
     def _repr_html_(self) -> str:
         rows = self.table().round(4).astype(object).to_dict("records")
         return html_table([{str(k): v for k, v in row.items()} for row in rows], self.headline())
-
-
-def _line(row: Mapping[str, Any]) -> str:
-    """Tell one model."""
-    parts = [
-        f"in {phase} training ({_count(row[f'checkpoints_{phase}'])}) "
-        f"{row.get(f'energy_ratio_{phase}', math.nan):.3g} times "
-        f"(p = {row.get(f'p_value_{phase}', math.nan):.3g})"
-        for phase in PHASES
-    ]
-    exceeds = row.get("energy_ratio_early", 0) > row.get("energy_ratio_late", math.inf)
-    told = (
-        f"{row['model']}: of the gradient energy Q_T holds {parts[0]} what an average matched "
-        f"normal subspace holds, {parts[1]}: early {'exceeds' if exceeds else 'does not exceed'} "
-        "late."
-    )
-    if "pairing_ratio_early" not in row:
-        return told
-    null = {phase: row[f"pairing_ratio_{phase}"] for phase in PHASES}
-    excess = {phase: row[f"excess_pairing_{phase}"] for phase in PHASES}
-    lead, left = _over(null["early"], null["late"]), row["lead_excess"]
-    low, high = row["lead_excess_low"], row["lead_excess_high"]
-    interval = f"95 % interval over weights: {low:.3g} to {high:.3g}"
-    if math.isnan(low):
-        interval = "too few weights for an interval"
-    within = ""
-    if "excess_within_token_early" in row:
-        both = [row[f"excess_within_token_{phase}"] for phase in PHASES]
-        within = (
-            f" Over pairs among equal input tokens the excess is {both[0]:.3g} and {both[1]:.3g}."
-        )
-    return (
-        f"{told} Paired at random, the same activations and output gradients would give "
-        f"{null['early']:.3g} early and {null['late']:.3g} late; the excess over that is "
-        f"{excess['early']:.3g} and {excess['late']:.3g}. Early exceeds late by a factor of "
-        f"{lead:.3g} that is mechanical, and one of {left:.3g} that is not ({interval}).{within}"
-    )
-
-
-def _count(n: int) -> str:
-    return f"{n} checkpoint{'s' * (n != 1)}"
-
-
-def _over(a: float, b: float) -> float:
-    return a / b if b else math.inf

@@ -46,6 +46,8 @@ MEANING = {
     "weight at its checkpoint",
     "pairing_ratio, excess_pairing": "over the weights that have both; a matrix that embeds and "
     "unembeds, and position embeddings, have neither",
+    "energy_ratio_paired, weights_paired": "energy_ratio_exact over the weights that have a "
+    "pairing_ratio: pairing_ratio times excess_pairing; and how many these are",
     "p_value of a phase": "(1 + #{N >= T}) / (1 + n_controls), T the mean over weights and "
     "checkpoints of the logarithm of the energy in Q_T, N of that in the normals of one draw",
     "delta_p_value of a phase": "the same of the mean change of IsoScore*",
@@ -99,6 +101,9 @@ def phase_summary(
         values = [float(row[name]) for _, _, row in rows if name in row]
         if values:
             told[name] = geometric_mean(values)
+    paired = [row["energy_ratio_exact"] for _, _, row in rows if "pairing_ratio" in row]
+    if paired:
+        told["energy_ratio_paired"] = geometric_mean(paired)
     for name, normalised in (("pooled", False), ("normalised", True)):
         ratios = [_summed(found, i, normalised=normalised) for i in weights]
         told[f"energy_ratio_{name}"] = geometric_mean([x.ratio for x in ratios if x is not None])

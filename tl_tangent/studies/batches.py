@@ -85,6 +85,18 @@ def describe_batches(batches: Sequence[Batch]) -> dict[str, Any]:
     return {"batches": len(batches), "tokens": real, "sha256": digest.hexdigest()}
 
 
+def rows_in_common(batches: Iterable[Batch], others: Iterable[Batch]) -> tuple[int, int]:
+    """Return how many rows of tokens there are, and how many of them are among the others' too."""
+    own, known = ([_row_keys(batch) for batch in some] for some in (batches, others))
+    seen = {key for keys in known for key in keys}
+    rows = [key for keys in own for key in keys]
+    return len(rows), sum(key in seen for key in rows)
+
+
+def _row_keys(batch: Batch) -> list[bytes]:
+    return [row.numpy().tobytes() for row in batch.tokens.long().cpu()]
+
+
 def save_batches(path: Path, batches: Iterable[Batch]) -> None:
     """Write batches to a safetensors file."""
     tensors = {

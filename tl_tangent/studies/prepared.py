@@ -20,6 +20,7 @@ from tl_tangent.studies.batches import (
     check_tokens,
     describe_batches,
     read_once,
+    rows_in_common,
     vocabulary_of,
 )
 from tl_tangent.studies.checkpoints import Checkpoint, CheckpointSeries
@@ -38,7 +39,8 @@ class Prepared:
         phases: theirs.
         batches, fit: that gradients are measured on, and that Q_T is fitted on.
         told: what decides the numbers, JSON-able.
-        vocabulary: how many token ids the model has; None where nobody knows before it is loaded.
+        facts: what is told beside that: ``rows`` of tokens, ``rows_in_fit`` that Q_T was fitted on
+            too, and the size of the ``vocabulary``, None where it is only known of a loaded model.
     """
 
     series: CheckpointSeries
@@ -46,7 +48,7 @@ class Prepared:
     batches: list[Batch]
     fit: list[Batch]
     told: dict[str, Any]
-    vocabulary: int | None
+    facts: dict[str, Any]
 
     @property
     def early(self) -> tuple[Checkpoint, ...]:
@@ -80,16 +82,20 @@ def prepare(
         own = batches_of(measured, one, one.objective)
         fit = own if fitted is measured else batches_of(fitted, one)
         model = outline(one.checkpoints[0], one.objective)
-        vocabulary = None
         if model is not None:
-            vocabulary = vocabulary_of(model)
             chosen_weights(model, options)
             check_tokens(own, model)
             check_tokens(fit, model)
         phases = split_phases(one.steps, boundary=boundary, by=by, total=one.total_steps)
         check_phases(phases, one.steps)
+        rows, fitted_rows = rows_in_common(own, fit)
+        facts = {
+            "rows": rows,
+            "rows_in_fit": fitted_rows,
+            "vocabulary": None if model is None else vocabulary_of(model),
+        }
         told = _described(one, phases, own, fit)
-        found.append(Prepared(one, phases, own, fit, told, vocabulary))
+        found.append(Prepared(one, phases, own, fit, told, facts))
     return found
 
 
