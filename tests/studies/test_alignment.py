@@ -244,4 +244,24 @@ class TestTables:
         for ax in axes:
             assert ax.get_xscale() == "symlog" and len(ax.lines) == 3
         assert list(axes[0].lines[0].get_xdata()) == [0, 1, 10, 40]
+        told = [text.get_text() for text in axes[0].get_legend().get_texts()]
+        assert told == ["measured", "paired at random"]
         figure.canvas.draw()
+
+    @pytest.mark.parametrize(
+        ("within", "label", "words"),
+        [
+            ("token", "paired among equal input tokens", "among equal input tokens only, the"),
+            ("shuffled", "paired in groups of their sizes", "in groups of the sizes of those of"),
+        ],
+    )
+    def test_the_null_within_groups_has_a_line_and_a_sentence(self, series, within, label, words):
+        found = alignment_test(series, tokens(1), **SMALL, within=within)
+        ratios, excess = found.plot().axes[:2]
+        told = [text.get_text() for text in ratios.get_legend().get_texts()]
+        assert told == ["measured", "paired at random", label]
+        frame, row = found.to_dataframe("checkpoint"), found.table().iloc[0]
+        for ax, i, name in ((ratios, 2, "within_token_ratio"), (excess, 1, "excess_within_token")):
+            assert list(ax.lines[i].get_ydata()) == list(frame[name])
+        both = f"{row.excess_within_token_early:.3g} / {row.excess_within_token_late:.3g}"
+        assert words in found.headline() and f"the excess is {both}" in found.headline()

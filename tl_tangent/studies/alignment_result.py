@@ -154,7 +154,8 @@ class AlignmentTest:
         """State whether early exceeds late, and how much of that is mechanical."""
         rows = [{str(k): v for k, v in row.items()} for row in self.table().to_dict("records")]
         pairs = zip(rows, self.models, strict=True)
-        lines = [model_line(row, model.conventions) for row, model in pairs]
+        within = self.conventions["settings"]["within"]
+        lines = [model_line(row, model.conventions, within) for row, model in pairs]
         return "\n".join([models_line(rows), *lines] if len(rows) > 1 else lines)
 
     def cautions(self) -> list[str]:
@@ -169,7 +170,8 @@ class AlignmentTest:
         """Draw the ratios, what is mechanical of them, and the loss, over the steps."""
         from tl_tangent.views.alignment_figure import draw_alignment  # the one step up a floor
 
-        return draw_alignment(self.to_dataframe("checkpoint"))
+        within = self.conventions["settings"]["within"]
+        return draw_alignment(self.to_dataframe("checkpoint"), within)
 
     def save(self, folder: str | PathLike[str], command: str | None = None) -> list[Path]:
         """Write table.csv (by model, kind and side), checkpoints.csv, curve.png and align.json.

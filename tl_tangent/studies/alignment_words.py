@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tl_tangent.analysis.gradients.meter import Within
 from tl_tangent.studies.phases import PHASES
 
 LOOK = (
@@ -14,7 +15,15 @@ LOOK = (
 )
 
 
-def model_line(row: Mapping[str, Any], conventions: Mapping[str, Any]) -> str:
+GROUPS = {
+    "token": "Paired among equal input tokens only,",
+    "shuffled": "Paired in groups of the sizes of those of equal input tokens,",
+}
+
+
+def model_line(
+    row: Mapping[str, Any], conventions: Mapping[str, Any], within: Within | None = None
+) -> str:
     """Tell one model: the ratios, what of them is mechanical, and what they are measured on.
 
     Ratios are exact ones over the weights that have a pairing null, so that what is told
@@ -23,6 +32,7 @@ def model_line(row: Mapping[str, Any], conventions: Mapping[str, Any]) -> str:
     Args:
         row: of the table by model.
         conventions: of the model.
+        within: in which groups tokens are also paired at random.
     """
     early, late = (_ratio(row, phase) for phase in PHASES)
     one, other = (_count(row[f"checkpoints_{phase}"]) for phase in PHASES)
@@ -35,13 +45,12 @@ def model_line(row: Mapping[str, Any], conventions: Mapping[str, Any]) -> str:
     if "pairing_ratio_early" in row:
         told += f", of which paired at random {_both(row, 'pairing_ratio')}{_share(row)}"
         lead += f" = {_factors(row)}"
-    within = ""
-    if "excess_within_token_early" in row:
-        both = _both(row, "excess_within_token")
-        within = f" Over pairs among equal input tokens the excess is {both}."
+    beyond = ""
+    if within is not None and "excess_within_token_early" in row:
+        beyond = f" {GROUPS[within]} the excess is {_both(row, 'excess_within_token')}."
     p_values = _both(row, "p_value")
     return (
-        f"{told}; {lead}.{within} p against matched normals: {p_values}. {_measured(conventions)}"
+        f"{told}; {lead}.{beyond} p against matched normals: {p_values}. {_measured(conventions)}"
     )
 
 
