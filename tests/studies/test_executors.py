@@ -170,6 +170,36 @@ def test_jobs_of_submitit_one_of_which_is_killed(tmp_path, monkeypatch):
         outcomes(Runner(executor), jobs.fail, [5])
 
 
+ELSEWHERE, GUARD = "if True:  # no __main__ here", 'if __name__ == "__main__":'
+
+
+@pytest.mark.parametrize(
+    "guard", ["", *(pytest.param(one, marks=pytest.mark.slow) for one in (ELSEWHERE, GUARD))]
+)
+def test_a_script_without_a_guard_is_told_to_have_one(tmp_path, guard):
+    script = f"""
+        import sys
+        sys.path.insert(0, {str(ROOT)!r})
+        from tests.studies import jobs
+        from tl_tangent.studies.executors import Runner
+        {guard or "if True:"}
+            with Runner(1) as runner:
+                runner.run(jobs.square, [3], lambda piece, found: print(found) or ())
+    """
+    (tmp_path / "script.py").write_text(textwrap.dedent(script))
+    command = [sys.executable, str(tmp_path / "script.py")]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    if guard == GUARD:
+        assert (run.returncode, run.stdout) == (0, "9\n")
+    else:
+        assert run.returncode == 1 and not run.stdout
+        last = run.stderr.strip().splitlines()[-1]
+        assert last.startswith("tl_tangent.errors.TangentRuntimeError")
+        assert 'Put what it does under if __name__ == "__main__":' in last
+    if not guard:
+        assert "script.py has no guard" in last and run.stderr.count("Traceback") == 1
+
+
 @pytest.mark.slow
 def test_workers_do_not_outlive_a_parent_that_was_killed(tmp_path):
     note = tmp_path / "pid"

@@ -82,7 +82,8 @@ def alignment_test(
         seed: of the fit and the controls.
         out: a folder that keeps what is finished: the same call goes on from it. A cluster needs
             one that all of its workers see.
-        executor: None for this process, a number of local processes, or an executor; see
+        executor: None for this process, a number of local processes (a script that asks for them
+            needs ``if __name__ == "__main__":``), or an executor; see
             :class:`~tl_tangent.studies.executors.Runner`.
         batches_per_piece: how much a worker does at a time; all batches of a checkpoint by default.
         device: where models are put; a GPU by default if a worker has one.

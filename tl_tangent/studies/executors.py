@@ -1,4 +1,8 @@
-"""Run pieces of work in this process, in local ones, or on a cluster, whoever it belongs to."""
+"""Run pieces of work in this process, in local ones, or on a cluster, whoever it belongs to.
+
+A script that uses local processes is read once more by each of them. What it does, and calls the
+study, belongs under ``if __name__ == "__main__":``.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,7 @@ from typing import Any
 from tqdm import tqdm
 
 from tl_tangent.errors import TangentRuntimeError, TangentValueError
+from tl_tangent.studies.main_guard import ADVICE, check_main_guard
 
 TRIES = 3
 IN_FLIGHT = 64  # pieces that a cluster is given ahead
@@ -57,10 +62,11 @@ class Runner:
     """Runs pieces on an executor until all are done.
 
     Args:
-        executor: None for this process; a number of local processes, which are started afresh; or
-            any object whose ``submit(function, piece)`` returns something with ``done()`` and
-            ``result()``: an executor of :mod:`concurrent.futures`, dask's
-            ``client.get_executor()``, or one of submitit's.
+        executor: None for this process; a number of local processes, which are started afresh (a
+            script needs ``if __name__ == "__main__":`` for them); or any object whose
+            ``submit(function, piece)`` returns something with ``done()`` and ``result()``: an
+            executor of :mod:`concurrent.futures`, dask's ``client.get_executor()``, or one of
+            submitit's.
 
     Raises:
         TangentValueError: none of these.
@@ -86,6 +92,10 @@ class Runner:
     def __exit__(self, *error: object) -> None:
         if self.n_workers is not None:
             self._stop_pool()
+
+    @property
+    def _advice(self) -> str:
+        return "" if self.n_workers is None else f"Or else: {ADVICE}. "
 
     @property
     def _ahead(self) -> int:
@@ -116,7 +126,8 @@ class Runner:
             progress: show the bar, with the time that is left.
 
         Raises:
-            TangentRuntimeError: the worker of one piece was lost three times.
+            TangentRuntimeError: the worker of one piece was lost three times, or local processes
+                are started by a script without ``if __name__ == "__main__":``.
             Exception: whatever ``function`` raises, at once.
         """
         waiting = deque(_Attempt(piece) for piece in pieces)
@@ -156,6 +167,7 @@ class Runner:
         """Submit one piece, and note which executor has it."""
         if self._executor is None:
             assert self.n_workers is not None
+            check_main_guard()
             self._executor = ProcessPoolExecutor(
                 self.n_workers,
                 mp_context=multiprocessing.get_context("spawn"),
@@ -191,7 +203,7 @@ class Runner:
             raise TangentRuntimeError(
                 f"the worker of {attempt.piece} was lost {attempt.lost} times "
                 f"({type(error).__name__}: {reason}). It may need more memory: run fewer workers, "
-                f"or fewer batches a piece. {done} pieces are finished: {after}."
+                f"or fewer batches a piece. {self._advice}{done} pieces are finished: {after}."
             ) from error
         if self.n_workers is not None and executor is self._executor:
             self._stop_pool()
