@@ -201,6 +201,23 @@ def test_a_script_without_a_guard_is_told_to_have_one(tmp_path, guard):
 
 
 @pytest.mark.slow
+def test_a_package_that_is_run_needs_no_guard(tmp_path):
+    script = f"""
+        import sys
+        sys.path.insert(0, {str(ROOT)!r})
+        from tests.studies import jobs
+        from tl_tangent.studies.executors import Runner
+        with Runner(1) as runner:
+            runner.run(jobs.square, [3], lambda piece, found: print(found) or ())
+    """
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__main__.py").write_text(textwrap.dedent(script))
+    command = [sys.executable, "-m", "package"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout) == (0, "9\n"), run.stderr
+
+
+@pytest.mark.slow
 def test_workers_do_not_outlive_a_parent_that_was_killed(tmp_path):
     note = tmp_path / "pid"
     script = textwrap.dedent(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from functools import partial
@@ -97,19 +96,13 @@ def test_a_function_that_calls_itself_has_an_end():
 
 def test_a_name_is_the_same_in_another_process():
     """Sets have another order there, and objects another address."""
-    script = (
-        "from tests.studies.test_identity import defined\n"
-        "from tl_tangent.studies.identity import describe_objective\n"
-        "print(describe_objective(defined(\"model(batch) in {'a', 'b', 'c', 'd', 'e'}\")))"
-    )
-    found = set()
-    for seed in ("1", "2"):
-        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
-        run = subprocess.run(
-            [sys.executable, "-c", script], env=environment, capture_output=True, text=True
-        )
-        found.add(run.stdout)
-    assert len(found) == 1 and "code" in found.pop()
+    text = "model(batch) in {'a', 'b', 'c', 'd', 'e'}"
+    script = f"""if True:
+        from tests.studies.test_identity import defined, describe_objective
+        print(describe_objective(defined({text!r})))
+    """
+    run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert run.stdout.strip() == describe_objective(defined(text)), run.stderr
 
 
 @pytest.fixture

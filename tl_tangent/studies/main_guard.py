@@ -23,10 +23,13 @@ def check_main_guard() -> None:
     Raises:
         TangentRuntimeError: with what to write.
     """
-    script = getattr(sys.modules["__main__"], "__file__", None)
+    main = sys.modules["__main__"]
+    script, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise TangentRuntimeError(f"a process is started while its script is read: {ADVICE}")
     if script is None or not Path(script).is_file() or Path(script).suffix != ".py":
         return
+    if spec is not None and spec.name.rpartition(".")[2] == "__main__":
+        return  # of python -m package, which is not read again
     if b"__main__" not in Path(script).read_bytes():
         raise TangentRuntimeError(f"{script} has no guard, and {ADVICE}")
