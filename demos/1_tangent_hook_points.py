@@ -9,8 +9,9 @@
 # rank.
 
 # %%
-import tl_tangent as tt
 import torch
+
+import tl_tangent as tt
 from tl_tangent.analysis import layer_ablation
 from tl_tangent.assets import embedded_smollm2, language_reference, token_batches
 

@@ -9,8 +9,9 @@
 
 # %%
 import pandas as pd
-import tl_tangent as tt
 import torch
+
+import tl_tangent as tt
 from tl_tangent.assets import embedded_smollm2, language_reference, token_batches
 
 smol = embedded_smollm2()
@@ -25,7 +26,9 @@ subspaces = tt.fit_subspaces(model, rows[2:].split(8), sites, rank=8)
 
 # %%
 half = 32
-first = torch.randint(1000, model.cfg.d_vocab, (2, half), generator=torch.Generator().manual_seed(0))
+first = torch.randint(
+    1000, model.cfg.d_vocab, (2, half), generator=torch.Generator().manual_seed(0)
+)
 tokens = torch.cat([first, first], dim=1)
 keys = torch.full_like(tokens, -1)
 keys[:, half:] = torch.arange(1, half + 1)

@@ -31,8 +31,8 @@ trace.plot()
 
 # %%
 frame = trace.to_dataframe()
-print(f"largest difference, of the stream: {trace.ledger.error:.1e}")
-assert trace.ledger.error < 1e-4
+print(f"the largest difference is {trace.closing_error:.1e} of the stream")
+assert trace.closing_error < 1e-4
 frame.head(6)
 
 # %% [markdown]

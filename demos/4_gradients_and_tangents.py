@@ -9,9 +9,10 @@
 # %%
 import math
 
-import tl_tangent as tt
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
+
+import tl_tangent as tt
 
 torch.manual_seed(0)
 config = LlamaConfig(

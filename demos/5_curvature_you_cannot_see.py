@@ -18,7 +18,7 @@ from tl_tangent.geometry.manifolds import Cylinder, Gaussian, Paraboloid, Sphere
 # share of a linear map's gradient that is tangent.
 
 # %%
-simulation = tt.simulate(Cylinder(radius=1.0), Gaussian(0.4), n=20_000, d=16, noise=0.002)
+simulation = tt.simulate(Cylinder(radius=1.0), Gaussian(0.4), n=20_000, d=16)
 print(simulation.headline())
 simulation.plot()
 
@@ -47,7 +47,7 @@ curve
 # can't. The size of the bend is II r^2 / 2.
 
 # %%
-bowl = Paraboloid(dim=2, curvature=1.0)
+bowl = Paraboloid((1.0, 0.5))
 for noise in (0.0, 0.001, 0.05):
     cloud = sample(bowl, Gaussian(0.1), 2000, d=5, noise=noise, seed=0)
     found = fit_second_form(cloud.x, cloud.mu, cloud.tangent)

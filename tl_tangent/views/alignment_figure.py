@@ -37,10 +37,10 @@ def draw_alignment(frame: pd.DataFrame, within: Within | None = None) -> Figure:
         frame: one row a checkpoint, from ``AlignmentTest.to_dataframe("checkpoint")``.
         within: which groups those are.
     """
-    from matplotlib.figure import Figure
+    from tl_tangent.views.figure import ShownFigure as NewFigure
 
     models = list(dict.fromkeys(frame["model"]))
-    figure = Figure(figsize=(2 + 4.2 * len(models), 7.5), layout="constrained")
+    figure = NewFigure(figsize=(2 + 4.2 * len(models), 7.5), layout="constrained")
     grid = figure.subplots(
         3, len(models), sharex="col", sharey="row", squeeze=False, height_ratios=[5, 4, 3]
     )

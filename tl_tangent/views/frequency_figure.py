@@ -25,7 +25,7 @@ def draw_correlations(frame: pd.DataFrame, title: str = "") -> Figure:
 
     Bands are 95 % intervals. Nothing is shown and no display is needed: call ``savefig``.
     """
-    from matplotlib.figure import Figure as NewFigure
+    from tl_tangent.views.figure import ShownFigure as NewFigure
 
     figure = NewFigure(figsize=(9, 4.5), layout="constrained")
     ax = figure.subplots()
@@ -49,7 +49,7 @@ def draw_correlations(frame: pd.DataFrame, title: str = "") -> Figure:
 
 def draw_types(types: pd.DataFrame, title: str = "") -> Figure:
     """Draw the types of one site, frequency against spread, on logarithmic axes."""
-    from matplotlib.figure import Figure as NewFigure
+    from tl_tangent.views.figure import ShownFigure as NewFigure
 
     figure = NewFigure(figsize=(6.5, 5), layout="constrained")
     ax = figure.subplots()

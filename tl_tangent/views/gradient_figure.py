@@ -64,13 +64,13 @@ def draw_gradients(frame: pd.DataFrame, *, title: str = "") -> Figure:
     Raises:
         TangentValueError: a frame of groups, or one in which no weight has a gradient.
     """
-    from matplotlib.figure import Figure
+    from tl_tangent.views.figure import ShownFigure as NewFigure
 
     _check(frame)
     sides = [side for side in SIDES if (frame["side"] == side).any()]
     rows = [row for row in ROWS if row[0] in frame and frame[row[0]].notna().any()]
     size = (1.5 + 5.5 * len(sides), 1 + 2.6 * len(rows))
-    figure = Figure(figsize=size, layout="constrained")
+    figure = NewFigure(figsize=size, layout="constrained")
     panels = figure.subplots(len(rows), len(sides), sharex=True, sharey="row", squeeze=False)
     places = _places(frame)
     for of_row, row in zip(panels, rows, strict=True):

@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tl_tangent.errors import TangentValueError
+from tl_tangent.errors import TangentFileError, TangentValueError
 from tl_tangent.geometry.subspace_io import package_versions
 from tl_tangent.views.head_gallery import HeadGallery
 from tl_tangent.views.report_shell import SCRIPT, STYLE
@@ -47,6 +47,7 @@ def html_report(
 
     Raises:
         TangentValueError: no results, or something that can't be shown.
+        TangentFileError: the page can't be written.
     """
     if not results:
         raise TangentValueError("there are no results to report: give one or more, by heading")
@@ -59,9 +60,7 @@ def html_report(
     )
     made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     body = "\n".join(sections)
-    path = Path(path)
-    path.write_text(
-        f"""<!DOCTYPE html>
+    html = f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -86,9 +85,18 @@ def html_report(
 <script>{SCRIPT}</script>
 </body>
 </html>
-""",
-        encoding="utf-8",
-    )
+"""
+    return _written(Path(path), html)
+
+
+def _written(path: Path, html: str) -> Path:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(html, encoding="utf-8")
+    except OSError as error:
+        raise TangentFileError(
+            f"{path} can't be written ({error.strerror or error}); name another file"
+        ) from error
     return path
 
 

@@ -22,9 +22,9 @@ def draw_layers(frame: pd.DataFrame, title: str = "") -> Figure:
     Three panels over one axis of layers: the increase of the loss, shares of the variance, and
     IsoScore. Nothing is shown and no display is needed: call ``savefig``.
     """
-    from matplotlib.figure import Figure
+    from tl_tangent.views.figure import ShownFigure as NewFigure
 
-    figure = Figure(figsize=(10.5, 9), layout="constrained")
+    figure = NewFigure(figsize=(10.5, 9), layout="constrained")
     panels: tuple[Callable[[Any, Any, Any], None], ...] = (_increases, _shares, _isoscores)
     axes = figure.subplots(3, 1, sharex=True, height_ratios=[5, 3, 3])
     at = range(len(frame))

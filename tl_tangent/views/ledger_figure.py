@@ -51,9 +51,9 @@ def draw_ledger(trace: ResidualTrace) -> Figure:
     Args:
         trace: from :func:`tl_tangent.trace_residual`.
     """
-    from matplotlib.figure import Figure
+    from tl_tangent.views.figure import ShownFigure as NewFigure
 
-    figure = Figure(figsize=(10.5, 11), layout="constrained")
+    figure = NewFigure(figsize=(10.5, 11), layout="constrained")
     heights = [_height(trace), 4.5, 4, 5]
     rows: Any = figure.subfigures(4, 1, height_ratios=heights)
     _writers(rows[0], trace)

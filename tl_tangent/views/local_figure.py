@@ -34,7 +34,7 @@ def draw_slopes(frame: pd.DataFrame, title: str = "", measure: str = "slope") ->
     Raises:
         TangentValueError: if ``measure`` is none of the slopes.
     """
-    from matplotlib.figure import Figure as NewFigure
+    from tl_tangent.views.figure import ShownFigure as NewFigure
 
     if measure not in SLOPES:
         raise TangentValueError(f"measure is one of {', '.join(SLOPES)}, got {measure!r}")
@@ -90,7 +90,7 @@ def draw_geometry(frame: pd.DataFrame, title: str = "") -> Figure:
     Dimensions, entropies in Q_T at unit total variance, the distance from Gaussian, and IsoScore
     with the share of Q_T; dashed lines and bands are Gaussian clouds of the same covariance.
     """
-    from matplotlib.figure import Figure as NewFigure
+    from tl_tangent.views.figure import ShownFigure as NewFigure
 
     figure = NewFigure(figsize=(9, 10), layout="constrained")
     axes = figure.subplots(4, 1, sharex=True)

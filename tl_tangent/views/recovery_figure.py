@@ -30,9 +30,9 @@ def draw_recovery(recovery: PartRecovery) -> Figure:
     Args:
         recovery: from :func:`tl_tangent.part_recovery`.
     """
-    from matplotlib.figure import Figure
+    from tl_tangent.views.figure import ShownFigure as NewFigure
 
-    figure = Figure(figsize=(10, 7), layout="constrained")
+    figure = NewFigure(figsize=(10, 7), layout="constrained")
     axes: Any = figure.subplots(2, 2, sharex=True, sharey="row")
     table = recovery.to_dataframe()
     for row, part in enumerate(sorted(PARTS, key=lambda one: one != recovery.conventions["part"])):

@@ -19,7 +19,7 @@ def draw_removal(frame: pd.DataFrame, title: str = "") -> Figure:
     Above the scores themselves, below their change when a subspace is removed, with the band of the
     matched normals. Nothing is shown and no display is needed: call ``savefig``.
     """
-    from matplotlib.figure import Figure as NewFigure
+    from tl_tangent.views.figure import ShownFigure as NewFigure
 
     figure = NewFigure(figsize=(9, 6.5), layout="constrained")
     scores, changes = figure.subplots(2, 1, sharex=True)

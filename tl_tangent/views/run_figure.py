@@ -21,7 +21,7 @@ PALE = 0.35  # of what was held against a Q_T that still moved
 
 def draw_run(frame: pd.DataFrame, conventions: Mapping[str, Any]) -> Figure:
     """Draw ``GradientRun.to_dataframe("side")`` over steps; a matplotlib figure."""
-    from matplotlib.figure import Figure as NewFigure
+    from tl_tangent.views.figure import ShownFigure as NewFigure
 
     figure = NewFigure(figsize=(8, 7.5), layout="constrained")
     ratios, coupling, loss = figure.subplots(3, 1, sharex=True, height_ratios=(4, 2, 1.5))

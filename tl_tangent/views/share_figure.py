@@ -49,10 +49,10 @@ def draw_shares(shares: AttentionTermShares, share: str = "variance_share") -> F
     Raises:
         TangentValueError: a share that was not measured.
     """
-    from matplotlib.figure import Figure
+    from tl_tangent.views.figure import ShownFigure as NewFigure
 
     _check(shares, share)
-    figure = Figure(figsize=(10.5, 7.5), layout="constrained")
+    figure = NewFigure(figsize=(10.5, 7.5), layout="constrained")
     lines, heads = figure.subplots(2, 1, sharex=True, height_ratios=[5, 4])
     _lines(lines, shares, share)
     _heat_map(figure, heads, shares, share)

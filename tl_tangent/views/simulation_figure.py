@@ -26,7 +26,7 @@ def draw_simulation(simulation: Simulation, at: int = 0) -> Figure:
         simulation: from :func:`~tl_tangent.studies.simulation.simulate`.
         at: which concentration the cloud and its directions are of.
     """
-    from matplotlib.figure import Figure as NewFigure
+    from tl_tangent.views.figure import ShownFigure as NewFigure
 
     figure = NewFigure(figsize=(10, 7.5), layout="constrained")
     axes = figure.subplots(2, 2).flatten()

@@ -29,9 +29,9 @@ def draw_transfers(gains: TransferGains) -> Figure:
     Args:
         gains: from :func:`tl_tangent.transfer_gains`.
     """
-    from matplotlib.figure import Figure
+    from tl_tangent.views.figure import ShownFigure as NewFigure
 
-    figure = Figure(figsize=(10, 7), layout="constrained")
+    figure = NewFigure(figsize=(10, 7), layout="constrained")
     axes: Any = figure.subplots(2, 2)
     table = gains.to_dataframe()
     for row, source in enumerate(PARTS):
