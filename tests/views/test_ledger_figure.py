@@ -298,7 +298,7 @@ def test_a_plain_figure_that_pyplot_does_not_hold():
 
     held = pyplot.get_fignums()
     figure = traced("own").plot()
-    assert type(figure) is Figure and pyplot.get_fignums() == held
+    assert isinstance(figure, Figure) and pyplot.get_fignums() == held
     assert tuple(figure.get_size_inches()) == (10.5, 11)
     written = io.BytesIO()
     figure.savefig(written, format="png")

@@ -46,7 +46,7 @@ def drawn(ax, values) -> bool:
 def test_a_panel_a_site_and_a_point_a_type_with_intervals_and_controls():
     frame = slopes().to_dataframe()
     figure = slopes().plot()
-    assert type(figure) is Figure
+    assert isinstance(figure, Figure)
     panels = [ax for ax in figure.axes if ax.get_visible()]
     assert [ax.get_title("left") for ax in panels] == SITES[:3]
     for ax in panels:

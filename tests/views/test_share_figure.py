@@ -156,7 +156,7 @@ def test_a_plain_figure_that_pyplot_does_not_hold():
 
     held = pyplot.get_fignums()
     figure = measured().plot("square_share")
-    assert type(figure) is Figure
+    assert isinstance(figure, Figure)
     assert pyplot.get_fignums() == held
     written = io.BytesIO()
     figure.savefig(written, format="png")

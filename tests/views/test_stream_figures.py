@@ -56,7 +56,7 @@ def drawn(ax, values) -> bool:
 @pytest.mark.parametrize("target", PARTS)
 def test_each_pair_of_parts_with_copy_errors_and_controls(source, target):
     figure = gains().plot()
-    assert type(figure) is Figure
+    assert isinstance(figure, Figure)
     ax, table = panels(figure)[f"{source} to {target}"], gains().to_dataframe()
     rows = table[(table["source"] == source) & (table["target"] == target)]
     for name in ("gain", "copy", "control_gain_mean"):
