@@ -418,6 +418,21 @@ def test_a_checkpoint_of_an_undone_future_is_replaced(tmp_path):
     assert all(torch.equal(one, before[name]) for name, one in again.state_dict().items())
 
 
+def test_a_restart_may_load_the_model_from_a_checkpoint_of_its_own(tmp_path):
+    model = a_model(torch.float32)
+    model.config.name_or_path = "org/llama"
+    options = {"proxy": "follow", "rank": RANK, "n_controls": 0, "out": tmp_path, "save_at": [2]}
+    with GradientRecorder(model, **options) as recorder:
+        train(model, recorder, 0, 4)
+    again = type(model).from_pretrained(tmp_path / "checkpoints" / "step-2").train()
+    assert again.config.name_or_path != "org/llama"
+    with GradientRecorder(again, **options, start=2) as recorder:
+        train(again, recorder, 2, 5)
+    run = GradientRun.load(tmp_path)
+    assert [one.step for one in run.steps] == [1, 2, 3, 4]
+    assert run.conventions["model"] == "org/llama"
+
+
 def test_activation_shares_are_those_of_all_parts_of_a_batch():
     model = a_model()
     subspaces = subspaces_of(model)

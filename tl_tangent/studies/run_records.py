@@ -56,8 +56,9 @@ class Records:
     def __init__(
         self, out: str | os.PathLike[str] | None, flush_every: int, told: Mapping[str, Any]
     ) -> None:
-        self._folder = None if out is None else RunFolder(out, dict(told))
-        self._every, self._told = flush_every, dict(told)
+        self._every = flush_every
+        self._told = dict(told) if out is None else _named_as_begun(Path(out), told)
+        self._folder = None if out is None else RunFolder(out, self._told)
         self._pending: dict[int, Step] = {}
         self._steps: dict[int, Step] = {}  # of a run in memory
         self._labels: tuple[Label, ...] = ()
@@ -256,6 +257,13 @@ def read_records(folder: Path) -> GradientRun:
     told |= {"fits": fits_in(folder)}
     told |= {name: notes[name] for name in ("overflows", "resumed")}
     return GradientRun(labels, tuple(steps[step] for step in sorted(steps)), told)
+
+
+def _named_as_begun(folder: Path, told: Mapping[str, Any]) -> dict[str, Any]:
+    """Keep the first name of the model: one that is loaded from a checkpoint goes by its path."""
+    file = folder / CONFIGURATION
+    begun = _read_json(file) if file.exists() else told
+    return {**told, "model": begun.get("model")}
 
 
 def fits_in(folder: Path) -> list[int]:
