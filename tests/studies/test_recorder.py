@@ -19,6 +19,7 @@ from tl_tangent.geometry.gradient_flow import energy_ratio_at
 from tl_tangent.geometry.token_energies import KINDS
 from tl_tangent.hooks.gradients.objectives import Batch, loss_of
 from tl_tangent.hooks.gradients.weight import Tap, Weight, Weights, out_in
+from tl_tangent.studies import run_records
 from tl_tangent.studies.gradient_run import GradientRun
 from tl_tangent.studies.recorder import GradientRecorder
 
@@ -462,6 +463,64 @@ def test_a_pass_that_is_not_seen_is_no_silent_nothing():
     ):
         recorder.record(0)
     assert len(recorder.run().steps) == 1
+
+
+@pytest.mark.parametrize("of", [np.int64, torch.tensor], ids=["numpy", "torch"])
+def test_steps_are_any_whole_numbers(tmp_path, of):
+    model = a_model()
+    subspaces = subspaces_of(model)
+    for start in (None, of(1)):
+        options = {"out": tmp_path, "n_controls": 0, "start": start}
+        with GradientRecorder(model, subspaces, **options) as recorder:
+            for step in (0, 1, 1, 2)[0 if start is None else 1 :]:
+                loss_of("causal", model, Batch(tokens(step))).backward()
+                recorder.record(of(step), of(step))
+    run = GradientRun.load(tmp_path)
+    assert [(one.step, one.loss) for one in run.steps] == [(0, 0.0), (1, 1.0), (2, 2.0)]
+
+
+@pytest.mark.parametrize(
+    ("step", "loss", "said"),
+    [
+        (2.0, 1.0, "step is 2.0"),
+        (-1, 1.0, "step is -1"),
+        ("2", 1.0, "step is '2'"),
+        (2, torch.ones(2), r"shape \[2\]"),
+        (2, "low", "'low'"),
+    ],
+)
+def test_what_is_no_step_or_loss_is_refused(step, loss, said):
+    model = a_model()
+    with (
+        pytest.raises(TangentValueError, match=said),
+        GradientRecorder(model, subspaces_of(model), n_controls=0) as recorder,
+    ):
+        recorder.record(step, loss)
+
+
+def test_steps_that_begin_again_with_every_epoch_do_not_replace_the_first(tmp_path):
+    model = a_model()
+    with (
+        pytest.raises(TangentRuntimeError, match="step 0 comes behind step 2"),
+        GradientRecorder(model, subspaces_of(model), out=tmp_path, n_controls=0) as recorder,
+    ):
+        for _ in range(2):
+            train(model, recorder, 0, 3)
+    assert [one.step for one in GradientRun.load(tmp_path).steps] == [0, 1, 2]
+
+
+def test_steps_that_could_not_be_written_still_wait(tmp_path, monkeypatch):
+    model = a_model()
+    with GradientRecorder(model, subspaces_of(model), out=tmp_path, n_controls=0) as recorder:
+        train(model, recorder, 0, 2)
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="full"):
+            patch.setattr(run_records, "write_steps", full_disk)
+            recorder.flush()
+    assert [one.step for one in GradientRun.load(tmp_path).steps] == [0, 1]
+
+
+def full_disk(*given):
+    raise OSError(28, "the disk is full")
 
 
 def test_recording_without_watching_is_an_error():

@@ -19,6 +19,7 @@ from tl_tangent.geometry import SubspaceSet, TangentSubspace
 from tl_tangent.hooks.gradients.find import find_weights
 from tl_tangent.hooks.gradients.watch import watching_activations
 from tl_tangent.hooks.gradients.weight import Weights
+from tl_tangent.hooks.numbers import whole
 from tl_tangent.hooks.positions import NOT_FIRST, PositionMask, Positions
 from tl_tangent.studies.gradient_run import GradientRun, Step
 from tl_tangent.studies.proxy import Kind, Proxy, ProxyOptions
@@ -131,7 +132,7 @@ class GradientRecorder:
         if self._meter is not None:
             self._records.hold(self._meter.labels)
         self._next: int | None = None
-        self._go_on(start)
+        self._go_on(None if start is None else whole("start", start, 0))
 
     def _told(self) -> dict[str, Any]:
         """What the records are about, JSON-able."""
@@ -226,19 +227,23 @@ class GradientRecorder:
         """Record the gradients that lie in the parameters, before the optimizer uses them.
 
         Args:
-            step: its number; a step that is recorded again replaces the first.
+            step: its number, counted through all epochs; the last step may be recorded again,
+                which replaces it.
             loss: kept beside it.
 
         Raises:
+            TangentValueError: a step that is no whole number from 0, or a loss that is no number.
             TangentRuntimeError: outside of ``with``, without gradients, on a model whose forward
-                pass the recorder can't see, or before the step that a restart was to begin with.
+                pass the recorder can't see, or before the step that a restart was to begin with or
+                that was recorded last.
         """
+        step, loss = whole("step", step, 0), _number(loss)
         self._check_step(step)
         self._stop_watching()
         try:
             self._proxy.calls += 1
             with torch.no_grad():
-                self._take(step, None if loss is None else float(loss))
+                self._take(step, loss)
             if self._saved(step):
                 self._records.save_model(self.model, step)
             self._follow(step)
@@ -264,6 +269,13 @@ class GradientRecorder:
                 f"this is step {step}, but the records in the folder go on at step {self._next}: "
                 f"to go on from a checkpoint, give start={step} when the recorder is made; for a "
                 "new run, name another folder"
+            )
+        last = self._records.last_step
+        if step < last:
+            raise TangentRuntimeError(
+                f"step {step} comes behind step {last}, whose records it would mix with: count the "
+                "steps through all epochs, and to go back to a checkpoint make the recorder anew "
+                f"with start={step}"
             )
         self._next = None
         if self._looked and not (self._saw if self._meter else self._proxy.fitters):
@@ -357,6 +369,16 @@ def _predicate(
     if steps and out is None:
         raise TangentValueError("save_at needs a folder to save to: give out=")
     return steps.__contains__
+
+
+def _number(loss: Tensor | float | None) -> float | None:
+    try:
+        return None if loss is None else float(loss.detach() if isinstance(loss, Tensor) else loss)
+    except (TypeError, ValueError, RuntimeError) as error:
+        shape = f" of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f" {loss!r}"
+        raise TangentValueError(
+            f"the loss is a {type(loss).__name__}{shape}: give one number, such as loss.mean()"
+        ) from error
 
 
 def _ranks(meter: GradientMeter) -> int | list[int]:

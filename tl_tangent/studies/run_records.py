@@ -203,13 +203,13 @@ class Records:
         """Put the steps that wait on disk."""
         if not self._pending:
             return
-        steps, self._pending = self._pending, {}
         if self._folder is None:
-            self._steps |= steps
-            return
-        ordered = tuple(steps[step] for step in sorted(steps))
-        name = _part_name(self._next_part())
-        self._folder.write(name, lambda path: write_steps(path, self._labels, ordered, {}))
+            self._steps |= self._pending
+        else:
+            ordered = tuple(self._pending[step] for step in sorted(self._pending))
+            name = _part_name(self._next_part())
+            self._folder.write(name, lambda path: write_steps(path, self._labels, ordered, {}))
+        self._pending = {}  # what could not be written still waits
 
     def run(self) -> GradientRun:
         """Return all steps so far."""
