@@ -160,6 +160,8 @@ def same_runs(a: GradientRun, b: GradientRun) -> bool:
     return [one.step for one in a.steps] == [one.step for one in b.steps] and all(
         torch.equal(one.totals.nan_to_num(), other.totals.nan_to_num())
         and torch.equal(one.energies.nan_to_num(), other.energies.nan_to_num())
+        and one.shares.keys() == other.shares.keys()
+        and all(torch.equal(share, other.shares[site]) for site, share in one.shares.items())
         for one, other in zip(a.steps, b.steps, strict=True)
     )
 
@@ -219,6 +221,16 @@ def test_a_restart_behind_a_flush_ends_where_an_undisturbed_run_does(
     assert same_runs(cut.run(), whole.run())
     (resumed,) = cut.run().conventions["resumed"]
     assert resumed["activations_until"] is None
+
+
+def test_a_restart_of_a_frozen_proxy_looks_at_activations_in_the_same_steps(tmp_path):
+    options = {"activations_every": 3, "n_controls": 1}
+    model = a_model()
+    with GradientRecorder(model, subspaces_of(model), **options) as whole:
+        train(model, whole, 0, 8)
+    options |= {"subspaces": subspaces_of(a_model())}
+    cut = cut_run(options, tmp_path, at=4, dies_at=5, last=8)
+    assert same_runs(cut.run(), whole.run())
 
 
 def test_a_restart_elsewhere_says_which_activations_are_missing(tmp_path):

@@ -167,8 +167,6 @@ class GradientRecorder:
         self._proxy.last_fit = fit
         missing = not (behind or self._proxy.stays or fit < 0)
         records.go_on(self._next, known if missing else None)
-        if fit < 0:
-            return
         kept = records.activations(state) if state is not None and usable else None
         self._proxy.take_up(fit, 0 if state is None else state.calls, kept)
         if missing:
