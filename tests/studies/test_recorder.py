@@ -548,7 +548,13 @@ def test_recording_without_watching_is_an_error():
         ({}, "subspaces are missing"),
         ({"proxy": "early"}, "freeze_at=None"),
         ({"proxy": "follow", "freeze_at": 3}, "freeze_at=3"),
-        ({"proxy": "follow", "refit_every": 0}, "refit_every=0"),
+        ({"proxy": "follow", "refit_every": 0}, "refit_every is 0"),
+        ({"proxy": "early", "freeze_at": 0.3}, "freeze_at is 0.3"),
+        ({"proxy": "follow", "activations_every": 1.5}, "activations_every is 1.5"),
+        ({"proxy": "follow", "flush_every": 0}, "flush_every is 0"),
+        ({"proxy": "follow", "method": "ica"}, "method='ica'.*pca or svd"),
+        ({"proxy": "follow", "save_at": 2.5}, "save_at is 2.5"),
+        ({"proxy": "follow", "save_at": lambda step: step == 3}, "give out="),
         ({"proxy": "follow", "rank": 0.9}, "rank=0.9"),
         ({"proxy": "sometimes"}, "'sometimes'"),
         ({"proxy": "follow", "save_at": [1]}, "give out="),
@@ -557,6 +563,25 @@ def test_recording_without_watching_is_an_error():
 def test_options_that_contradict_each_other_are_refused(options, said):
     with pytest.raises(TangentValueError, match=said):
         GradientRecorder(a_model(), **options)
+
+
+@pytest.mark.parametrize("of", [np.int64, torch.tensor], ids=["numpy", "torch"])
+def test_options_are_any_whole_numbers(tmp_path, of):
+    model = a_model(torch.float32)
+    options = {"refit_every": 3, "activations_every": 2, "flush_every": 2, "n_controls": 1}
+    options = {name: of(value) for name, value in options.items()}
+    options |= {"save_at": [of(1), of(3)], "seed": of(0), "out": tmp_path, "rank": RANK}
+    with GradientRecorder(model, proxy="follow", **options) as recorder:
+        train(model, recorder, 0, 4)
+    assert fits(recorder) == [0, 2]
+    saved = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert saved == ["step-1", "step-3"]
+
+
+def test_a_model_that_can_not_save_itself_is_refused_before_the_training(tmp_path):
+    model = families.hooked_transformer("rotary_gqa")
+    with pytest.raises(TangentValueError, match="a HookedTransformer has not"):
+        GradientRecorder(model, proxy="follow", save_at=[3], out=tmp_path)
 
 
 # The feedback loop --------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from torch import Tensor
 from tl_tangent.analysis.gradients.activations import ActivationMeter, chosen_rows
 from tl_tangent.errors import TangentValueError
 from tl_tangent.geometry import SubspaceFitter, SubspaceSet, TangentSubspace
+from tl_tangent.geometry.extractors import EXTRACTORS, SAMPLED
 from tl_tangent.hooks.gradients.weight import Weights
 from tl_tangent.hooks.positions import PositionMask, Run
 
@@ -40,10 +41,11 @@ class ProxyOptions:
             raise TangentValueError(
                 f"proxy={self.kind!r} with freeze_at={self.freeze_at}: the two go together"
             )
-        if min(self.refit_every, self.activations_every) < 1:
+        streamed = [name for name in EXTRACTORS if name not in (*SAMPLED, "dictionary")]
+        if self.method not in streamed:
             raise TangentValueError(
-                f"refit_every={self.refit_every} and activations_every={self.activations_every} "
-                "must be 1 or more"
+                f"method={self.method!r}: a recorder keeps no rows of activations, so it fits by "
+                f"{' or '.join(streamed)}; give subspaces= of another method to a frozen proxy"
             )
         if not isinstance(self.rank, int) or isinstance(self.rank, bool) or self.rank < 1:
             raise TangentValueError(

@@ -19,7 +19,7 @@ from tl_tangent.geometry import SubspaceSet, TangentSubspace
 from tl_tangent.hooks.gradients.find import find_weights
 from tl_tangent.hooks.gradients.watch import watching_activations
 from tl_tangent.hooks.gradients.weight import Weights
-from tl_tangent.hooks.numbers import whole
+from tl_tangent.hooks.numbers import whole, whole_seed, wholes
 from tl_tangent.hooks.positions import NOT_FIRST, PositionMask, Positions
 from tl_tangent.studies.gradient_run import GradientRun, Step
 from tl_tangent.studies.proxy import Kind, Proxy, ProxyOptions
@@ -110,16 +110,26 @@ class GradientRecorder:
         weights: Weights | None = None,
         seed: int = 0,
     ) -> None:
-        options = ProxyOptions(proxy, rank, method, refit_every, freeze_at, activations_every)
+        options = ProxyOptions(
+            proxy,
+            rank,
+            method,
+            whole("refit_every", refit_every, 1),
+            _step("freeze_at", freeze_at),
+            whole("activations_every", activations_every, 1),
+        )
         options.check(subspaces)
-        if flush_every < 1:
-            raise TangentValueError(f"flush_every={flush_every} must be 1 or more")
-        self._saved = _predicate(save_at, out)
+        flush_every = whole("flush_every", flush_every, 1)
+        self._saved = _predicate(save_at, out, model)
         self.weights = (weights or find_weights(model)).choose(kinds, layers)
         check_trainable(self.weights)
         self.model, self._options = model, options
         self._mask = PositionMask(positions)
-        self._measured: dict[str, Any] = {"n_controls": n_controls, "seed": seed, "nulls": nulls}
+        self._measured: dict[str, Any] = {
+            "n_controls": whole("n_controls", n_controls, 0),
+            "seed": whole_seed(seed),
+            "nulls": bool(nulls),
+        }
         self._proxy = Proxy(self.weights, self._mask, options)
         self._subspaces: SubspaceSet | None = None
         self._meter: GradientMeter | None = None
@@ -132,7 +142,7 @@ class GradientRecorder:
         if self._meter is not None:
             self._records.hold(self._meter.labels)
         self._next: int | None = None
-        self._go_on(None if start is None else whole("start", start, 0))
+        self._go_on(_step("start", start))
 
     def _told(self) -> dict[str, Any]:
         """What the records are about, JSON-able."""
@@ -359,14 +369,28 @@ class _Nothing:
 
 
 def _predicate(
-    save_at: Iterable[int] | Callable[[int], bool], out: str | os.PathLike[str] | None
+    save_at: Iterable[int] | Callable[[int], bool],
+    out: str | os.PathLike[str] | None,
+    model: nn.Module,
 ) -> Callable[[int], bool]:
-    if callable(save_at):
-        return save_at
-    steps = frozenset(save_at)
-    if steps and out is None:
+    """Turn steps into a predicate, and refuse what could not be saved when its step comes."""
+    if not callable(save_at):
+        given = list(save_at) if isinstance(save_at, Iterable) else save_at
+        if given == []:
+            return lambda _: False
+        save_at = frozenset(wholes("save_at", given)).__contains__
+    if out is None:
         raise TangentValueError("save_at needs a folder to save to: give out=")
-    return steps.__contains__
+    if not hasattr(getattr(model, "module", model), "save_pretrained"):
+        raise TangentValueError(
+            f"save_at saves by save_pretrained, which a {type(model).__name__} has not: save it "
+            "in the loop, and call recorder.flush() behind that"
+        )
+    return save_at
+
+
+def _step(name: str, given: int | None) -> int | None:
+    return None if given is None else whole(name, given, 0)
 
 
 def _number(loss: Tensor | float | None) -> float | None:
