@@ -378,6 +378,34 @@ def test_a_step_that_overflowed_is_counted_and_left_out():
     assert recorder.run().conventions["overflows"] == [0]
 
 
+@pytest.mark.parametrize("nulls", [False, True])
+def test_a_forward_pass_that_overflows_is_left_out_of_the_fit_too(nulls):
+    model = a_model()
+    options = {"rank": RANK, "refit_every": 4, "activations_every": 1, "n_controls": 0}
+    with GradientRecorder(model, proxy="follow", nulls=nulls, **options) as recorder:
+        train(model, recorder, 0, 2)
+        weight = model.model.layers[1].mlp.down_proj.weight
+        kept = weight.detach().clone()
+        weight.data.fill_(math.inf)
+        loss_of("causal", model, Batch(tokens(2))).backward()
+        recorder.record(2)  # and the optimizer's step is passed over
+        model.zero_grad()
+        weight.data.copy_(kept)
+        train(model, recorder, 3, 5)
+    run = recorder.run()
+    assert [one.step for one in run.steps] == [1, 3, 4]
+    assert run.conventions["overflows"] == [2]
+    assert recorder.subspaces["unembed.hook_in"].n_tokens == 2 * 4 * 11  # of steps 1 and 3
+
+
+def test_entered_twice_it_sees_a_pass_once():
+    model = a_model()
+    with GradientRecorder(model, proxy="follow", rank=RANK, n_controls=0) as recorder:
+        with recorder:
+            train(model, recorder, 0, 1)
+    assert {one.n_tokens for one in recorder.subspaces.values()} == {4 * 11}
+
+
 def test_overflows_alone_reach_the_disk_and_are_told_when_drawn(tmp_path):
     model = a_model()
     subspaces = subspaces_of(model)

@@ -202,6 +202,7 @@ class GradientRecorder:
     # The loop ----------------------------------------------------------------------------------
 
     def __enter__(self) -> GradientRecorder:
+        self._stop_watching()  # twice on a model would count activations twice
         self._watch_step()
         return self
 
@@ -354,6 +355,8 @@ class GradientRecorder:
         self._saw = True
         if x.ndim != 3:
             return  # no positions to choose from
+        if not bool(x.isfinite().all()):
+            return  # an overflow, of the gradients too: the loss scale may be lowered for the next
         rows = self._proxy.take_in(site, x)
         if self._meter is not None:
             spread = self._meter.reduce(site, rows).spread
