@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from tl_tangent.errors import TangentFileError, TangentValueError
 
 CONFIGURATION = "configuration.json"
@@ -90,12 +92,21 @@ class RunFolder:
         return self.write(name, lambda path: path.write_text(text, encoding="utf-8"))
 
     def write(self, name: str, writer: Callable[[Path], Any]) -> Path:
-        """Let ``writer`` write a temporary file, which then takes the place of ``name``."""
+        """Let ``writer`` write a temporary file, which then takes the place of ``name``.
+
+        Raises:
+            TangentFileError: the disk is full, or the folder can't be written.
+        """
         target = self.path / name
         scratch = target.with_name(f".{uuid.uuid4().hex}.{name}")
         try:
             writer(scratch)
             os.replace(scratch, target)
+        except (OSError, SafetensorError) as error:
+            raise TangentFileError(
+                f"{target} can't be written ({error}): make room for it and see who may write "
+                "there; what is in the folder is whole, and the run goes on from it"
+            ) from error
         finally:
             scratch.unlink(missing_ok=True)
         return target

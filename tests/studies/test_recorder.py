@@ -13,7 +13,7 @@ from torch import nn
 
 from tests import families
 from tl_tangent.analysis.gradients.gradient_energy import gradient_energy
-from tl_tangent.errors import TangentRuntimeError, TangentValueError
+from tl_tangent.errors import TangentFileError, TangentRuntimeError, TangentValueError
 from tl_tangent.geometry import SubspaceSet, TangentSubspace
 from tl_tangent.geometry.gradient_flow import energy_ratio_at
 from tl_tangent.geometry.token_energies import KINDS
@@ -553,7 +553,7 @@ def test_steps_that_could_not_be_written_still_wait(tmp_path, monkeypatch):
     model = a_model()
     with GradientRecorder(model, subspaces_of(model), out=tmp_path, n_controls=0) as recorder:
         train(model, recorder, 0, 2)
-        with monkeypatch.context() as patch, pytest.raises(OSError, match="full"):
+        with monkeypatch.context() as patch, pytest.raises(TangentFileError, match="full"):
             patch.setattr(run_records, "write_steps", full_disk)
             recorder.flush()
     assert [one.step for one in GradientRun.load(tmp_path).steps] == [0, 1]
@@ -561,6 +561,53 @@ def test_steps_that_could_not_be_written_still_wait(tmp_path, monkeypatch):
 
 def full_disk(*given):
     raise OSError(28, "the disk is full")
+
+
+def damaged(folder, pattern: str, content: str | None) -> None:
+    file = sorted(folder.glob(pattern))[-1]
+    if content is None:
+        file.unlink()
+    else:
+        file.write_text(content)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "content", "said"),
+    [
+        ("notes.json", "{}", "does not tell the restarts"),
+        ("notes.json", "[1]", "can't be read"),
+        ("notes.json", '{"overflows": [], "resumed": [], "states": [{"step": 1}]}', "calls"),
+        ("activations-*", None, "behind step 3, can't be read.* give a start of 3 or less"),
+        ("activations-*", "", "behind step 3, can't be read.* give a start of 3 or less"),
+        ("steps-*", "", "can't be read"),
+    ],
+)
+def test_a_damaged_folder_is_named_with_what_to_do(tmp_path, pattern, content, said):
+    model = a_model()
+    options = {"proxy": "follow", "rank": RANK, "n_controls": 0, "activations_every": 1}
+    with GradientRecorder(model, out=tmp_path, **options) as recorder:
+        train(model, recorder, 0, 4)
+    damaged(tmp_path, pattern, content)
+    with pytest.raises(TangentFileError, match=said):
+        GradientRecorder(model, out=tmp_path, **options)
+
+
+def test_a_copy_of_a_part_is_no_part(tmp_path):
+    model = a_model()
+    with GradientRecorder(model, subspaces_of(model), out=tmp_path, n_controls=0) as recorder:
+        train(model, recorder, 0, 1)
+    part = tmp_path / "steps-000001.safetensors"
+    part.with_name("steps-000001 (copy).safetensors").write_bytes(part.read_bytes())
+    with pytest.raises(TangentFileError, match="move it out"):
+        GradientRun.load(tmp_path)
+
+
+def test_a_table_by_something_else_is_refused():
+    model = a_model()
+    with GradientRecorder(model, subspaces_of(model), n_controls=0) as recorder:
+        train(model, recorder, 0, 1)
+    with pytest.raises(TangentValueError, match="got 'layers'"):
+        recorder.run().to_dataframe("layers")
 
 
 def test_recording_without_watching_is_an_error():

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tl_tangent.analysis.gradients.rows import geometric_mean
 from tl_tangent.analysis.gradients.statistics import GradientStatistics, Label, read_tensors
-from tl_tangent.errors import TangentRuntimeError
+from tl_tangent.errors import TangentRuntimeError, TangentValueError
 from tl_tangent.geometry.energy import EnergyRatio
 from tl_tangent.geometry.token_energies import KINDS
 
@@ -89,7 +89,12 @@ class GradientRun:
 
         Args:
             by: "weight", "kind", "side", or "step" for all weights together.
+
+        Raises:
+            TangentValueError: another ``by``.
         """
+        if by not in ("weight", "kind", "side", "step"):
+            raise TangentValueError(f"by is 'weight', 'kind', 'side' or 'step', got {by!r}")
         import pandas as pd
 
         rows = [row for step in self.steps for row in self._rows(step)]

@@ -129,7 +129,15 @@ class Records:
         """Return what the next fit adds to; None if that is nothing yet."""
         if self._folder is None or not state.rows:
             return None
-        return load_fitters(self._folder.path / _activations_name(state.step))
+        file = self._folder.path / _activations_name(state.step)
+        try:
+            return load_fitters(file)
+        except (FileNotFoundError, TangentFileError) as error:
+            raise TangentFileError(
+                f"what the next fit adds to, as it stood behind step {state.step}, can't be read "
+                f"({error}). Put {file.name} back, give a start of {state.step} or less, or begin "
+                "a new run in another folder"
+            ) from error
 
     # Recording -------------------------------------------------------------------------------
 
@@ -293,7 +301,18 @@ def _read_parts(
 
 
 def _read_notes(folder: Path) -> dict[str, Any]:
-    return _read_json(folder / NOTES) if (folder / NOTES).exists() else _no_notes()
+    file = folder / NOTES
+    notes = _read_json(file) if file.exists() else _no_notes()
+    try:
+        [State(**one) for one in notes["states"]]
+        [(one["step"], one["part"]) for one in notes["resumed"]]
+        [step + 0 for step in notes["overflows"]]
+    except (KeyError, TypeError) as error:
+        raise TangentFileError(
+            f"{file} does not tell the restarts, overflows and states of a GradientRecorder "
+            f"({error!r}): put back a copy of it, or name another folder"
+        ) from error
+    return notes
 
 
 def _no_notes() -> dict[str, Any]:
@@ -303,7 +322,7 @@ def _no_notes() -> dict[str, Any]:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise TangentFileError(
             f"{path} can't be read ({error}): name the folder of a GradientRecorder"
         ) from error
@@ -314,7 +333,13 @@ def _parts(folder: Path) -> list[Path]:
 
 
 def _number(path: Path) -> int:
-    return int(path.stem.rpartition("-")[2])
+    try:
+        return int(path.stem.rpartition("-")[2])
+    except ValueError as error:
+        raise TangentFileError(
+            f"{path} has a name that a GradientRecorder never gives, which ends in a number: move "
+            "it out of this folder"
+        ) from error
 
 
 def _part_name(number: int) -> str:
