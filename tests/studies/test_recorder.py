@@ -353,6 +353,18 @@ def test_another_run_in_the_same_folder_is_refused(tmp_path):
         GradientRecorder(model, subspaces_of(model), out=tmp_path, n_controls=3)
 
 
+def test_two_recorders_at_once_do_not_mix_in_one_folder(tmp_path):
+    model = a_model()
+    options = {"subspaces": subspaces_of(model), "out": tmp_path, "n_controls": 0}
+    with GradientRecorder(model, **options) as first:
+        second = GradientRecorder(model, **options)
+        train(model, first, 0, 2)
+        first.flush()
+        with pytest.raises(TangentRuntimeError, match="give each its own out="), second:
+            train(model, second, 0, 1)
+    assert [one.step for one in GradientRun.load(tmp_path).steps] == [0, 1]
+
+
 def test_positions_are_those_of_any_other_fit():
     model = a_model()
     options = {"rank": RANK, "refit_every": 9, "n_controls": 0, "positions": [1, 2, -1]}

@@ -70,6 +70,7 @@ class Records:
         self._last = -1
         if self._folder is not None:
             self._take_up(self._folder.path)
+        self._parts = self._next_part() - 1  # that are on disk
 
     def _take_up(self, folder: Path) -> None:
         """Note where an earlier run in this folder stood."""
@@ -215,8 +216,9 @@ class Records:
             self._steps |= self._pending
         else:
             ordered = tuple(self._pending[step] for step in sorted(self._pending))
-            name = _part_name(self._next_part())
+            name = _part_name(self._own_part())
             self._folder.write(name, lambda path: write_steps(path, self._labels, ordered, {}))
+            self._parts += 1
         self._pending = {}  # what could not be written still waits
 
     def run(self) -> GradientRun:
@@ -227,6 +229,17 @@ class Records:
         ordered = tuple(self._steps[step] for step in sorted(self._steps))
         told = {"fits": self._fits, "overflows": self._overflows, "resumed": self._resumed}
         return GradientRun(self._labels, ordered, {**self._told, **told})
+
+    def _own_part(self) -> int:
+        """The number of the next part, if nobody else has written one here."""
+        number = self._next_part()
+        if number > self._parts + 1:
+            raise TangentRuntimeError(
+                f"another recorder has written part {number - 1} "
+                "into this folder since this one was made: give each its own out=, and of several "
+                "processes that train one model let one record"
+            )
+        return number
 
     def _next_part(self) -> int:
         if self._folder is None:
