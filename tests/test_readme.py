@@ -10,6 +10,7 @@ from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parent.parent
 README, DOCS = ROOT / "README.md", ROOT / "docs"
+SAMPLING = DOCS / "sampling_side.md"
 STREAM, GRADIENTS = DOCS / "residual_stream.md", DOCS / "gradient_alignment.md"
 
 
@@ -41,6 +42,7 @@ def test_snippets_are_short():
         (README, ["heads.html", "ledger.png", "tokens.html"]),
         (STREAM, ["ledger.png", "tokens.html", "changes.html", "gains.png", "recovery.png"]),
         (GRADIENTS, ["gradients.png"]),
+        (SAMPLING, ["simulation.png"]),
     ],
     ids=lambda page: getattr(page, "stem", None),
 )
