@@ -3,6 +3,7 @@
 #   make study         set up .venv once, then train a small model and test its gradients
 #   make test          set up .venv once, then run the tests
 #   make test-newest   the same tests against the newest TransformerLens 4.x, in .venv-newest
+#   make notebooks     run the notebooks of demos/ and hold their executed form against the sources
 #   make lint          ruff and mypy
 #   make benchmark     the speed ratios of the hook points, the analyses and the gradients
 #   make pins          resolve requirements/pinned.txt again
@@ -26,7 +27,7 @@ NEWEST := requirements/newest.txt requirements/embedded.txt
 TEST_ENV := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1
 PYTEST := -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
-.PHONY: help setup setup-newest demo study test test-newest lint benchmark pins clean
+.PHONY: help setup setup-newest demo study test test-newest notebooks lint benchmark pins clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -45,6 +46,9 @@ test: setup
 
 test-newest: setup-newest
 	$(TEST_ENV) $(BIN_NEWEST)/python $(PYTEST)
+
+notebooks: setup
+	$(TEST_ENV) PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/notebooks.py --check
 
 lint: setup
 	$(BIN)/ruff check .
