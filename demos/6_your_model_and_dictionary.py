@@ -31,14 +31,14 @@ fitter = tt.collect(model, rows[2:].split(7), site)[site]
 # %% [markdown]
 # ## Your dictionary
 #
-# Rows are directions, as in the decoder of an SAE (`sae.W_dec`). Here it is a dictionary of 512 random
-# directions that leans on the activations' covariance; the share of variance that the span of its best
-# eight explains is measured, not assumed.
+# Rows are directions, as in the decoder of an SAE (`sae.W_dec`). Here they are the directions in which
+# the model reads off the 200 most frequent tokens. Ordered by the variance that they capture, the best
+# eight make the subspace; what share that is is measured, not assumed.
 
 # %%
-generator = torch.Generator().manual_seed(0)
+frequent = torch.bincount(rows.flatten()).topk(200).indices
+dictionary = model.W_U.mT[frequent].detach()
 covariance = fitter.covariance().float()
-dictionary = torch.randn(512, model.cfg.d_model, generator=generator) @ covariance
 fitted = fitter.fit(8, site=site)
 own = subspace_from_dictionary(
     dictionary, fitter.mean.float(), rank=8, covariance=covariance, site=site
