@@ -76,6 +76,26 @@ def test_types_are_those_of_a_direct_computation(spec, padding):
     assert not any(point.fwd_hooks for point in model.hook_dict.values())
 
 
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_pad_tokens_are_left_out_without_a_mask_too(side, tmp_path):
+    """As they are everywhere else: the tokenizer's pad token tells them."""
+    tokenizer = families.tiny_tokenizer(tmp_path, side)
+    model = families.bridge("llama", tokenizer=tokenizer)
+    told = batches(padding=side)
+    for batch in told:
+        batch["input"] = batch["input"].masked_fill(batch["input"] == tokenizer.pad_token_id, 9)
+        batch["input"][batch["attention_mask"] == 0] = tokenizer.pad_token_id
+    plain = [batch["input"] for batch in told]
+    found, expected = (
+        tt.frequency_dispersion(model, data, SITE, equal_n=3) for data in (plain, told)
+    )
+    assert tokenizer.pad_token_id not in found.ids
+    assert torch.equal(found.frequencies, expected.frequencies)
+    for name in ("every", "equal"):
+        mine, theirs = (getattr(one.sites[SITE], name) for one in (found, expected))
+        assert torch.equal(mine.counts, theirs.counts)
+
+
 class Planted:
     """Batches of Zipf-like tokens, whose activations a hook replaces by seeded noise."""
 

@@ -88,7 +88,7 @@ def collect_types(
     collectors = [TypeCollector(site.name, n_types, dtype) for site in found]
     placed = [Placed(site, one) for site, one in zip(found, collectors, strict=True)]
     with attachment.temporarily(model, placed), torch.no_grad():
-        for batch, tokens, real in token_batches(batches):
+        for batch, tokens, real in token_batches(batches, model):
             chosen = rows.next(tokens, real)
             for collector in collectors:
                 collector.rows = chosen

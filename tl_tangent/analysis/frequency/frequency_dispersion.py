@@ -53,7 +53,7 @@ def frequency_dispersion(
     Args:
         model: a HookedTransformer or a TransformerBridge.
         batches: token ids ``[batch, pos]``, or mappings with them under ``input`` and an
-            ``attention_mask``.
+            ``attention_mask``; without one, leading or trailing pad tokens are padding.
         sites: where there is one vector a token.
         positions: which positions count; padding never does.
         frequencies: of the tokens: a tensor ``[vocabulary]`` or a mapping from ids, in any unit,
@@ -86,7 +86,7 @@ def frequency_dispersion(
     ids, counts = torch.arange(vocabulary), None
     if not once:
         data = list(data)
-        counts, chosen = _counted(data, mask, vocabulary)
+        counts, chosen = _counted(model, data, mask, vocabulary)
         ids = (chosen >= min_count).nonzero().flatten()
     told = counts if frequencies is None else _told(frequencies, vocabulary)
     assert told is not None
@@ -97,7 +97,7 @@ def frequency_dispersion(
         )
     equal = None if equal_n is None else EqualSample(len(ids), equal_n, seed)
     if equal is not None:
-        _offer(equal, data, mask, ids, vocabulary)
+        _offer(model, equal, data, mask, ids, vocabulary)
     rows = TokenRows(ids, vocabulary, mask, shuffled=shuffled, equal=equal, seed=seed)
     found = collect_types(model, shown(data, progress, "types"), sites, rows, len(ids), dtype)
     conventions = {
@@ -130,12 +130,12 @@ def _vocabulary(model: Any) -> int:
 
 
 def _counted(
-    data: list[Any], mask: PositionMask, vocabulary: int
+    model: Any, data: list[Any], mask: PositionMask, vocabulary: int
 ) -> tuple[Int[Tensor, " vocabulary"], Int[Tensor, " vocabulary"]]:
     """Count all real tokens, and those at the chosen positions."""
     every = torch.zeros(vocabulary, dtype=torch.int64)
     chosen = every.clone()
-    for _, tokens, real in token_batches(data):
+    for _, tokens, real in token_batches(data, model):
         flat = tokens.flatten()
         if not 0 <= int(flat.min()) <= int(flat.max()) < vocabulary:
             raise TangentValueError(
@@ -161,11 +161,16 @@ def _told(frequencies: Tensor | Mapping[int, float], vocabulary: int) -> Float[T
 
 
 def _offer(
-    equal: EqualSample, data: list[Any], mask: PositionMask, ids: Tensor, vocabulary: int
+    model: Any,
+    equal: EqualSample,
+    data: list[Any],
+    mask: PositionMask,
+    ids: Tensor,
+    vocabulary: int,
 ) -> None:
     place, seen = torch.full((vocabulary,), -1), 0
     place[ids] = torch.arange(len(ids))
-    for _, tokens, real in token_batches(data):
+    for _, tokens, real in token_batches(data, model):
         at = chosen_rows(mask, tokens, real)
         types = place[tokens.flatten()[at]]
         equal.offer(types[types >= 0], seen + at[types >= 0])

@@ -13,7 +13,7 @@ from torch import Tensor
 from tl_tangent.errors import TangentValueError
 from tl_tangent.geometry.frequency import EqualSample
 from tl_tangent.hooks.fit import batch_input
-from tl_tangent.hooks.positions import PositionMask, Run
+from tl_tangent.hooks.positions import PositionMask, Run, run_of_forward
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,14 +88,19 @@ def chosen_rows(
     return chosen.expand(tokens.shape).flatten().nonzero().flatten()
 
 
-def token_batches(batches: Iterable[Any]) -> Iterator[tuple[Any, Tensor, Tensor | None]]:
+def token_batches(
+    batches: Iterable[Any], model: Any = None
+) -> Iterator[tuple[Any, Tensor, Tensor | None]]:
     """Yield each batch as it came, its token ids and which of them are real; on the CPU.
+
+    Without an attention mask, the pad token of the tokenizer of ``model`` tells what is padding.
 
     Raises:
         TangentValueError: a batch that is no tensor of ids, nor a mapping with one.
     """
     for batch in batches:
         given, options = batch_input(batch)
+        options.pop("group", None)
         if not isinstance(given, Tensor) or given.ndim != 2 or given.is_floating_point():
             what = list(given.shape) if isinstance(given, Tensor) else type(given).__name__
             raise TangentValueError(
@@ -103,5 +108,7 @@ def token_batches(batches: Iterable[Any]) -> Iterator[tuple[Any, Tensor, Tensor 
                 f"'input'; got {what}. Tokenize first: types are told apart by their ids"
             )
         mask = options.get("attention_mask")
+        if mask is None and model is not None:
+            mask = run_of_forward(model, (given,), options).real
         real = None if mask is None or bool(mask.bool().all()) else mask.bool().cpu()
         yield batch, given.cpu().long(), real
