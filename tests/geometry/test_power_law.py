@@ -54,6 +54,15 @@ class TestLogSlope:
             assert torch.allclose(found.slope[row], alone.slope)
             assert torch.allclose(found.error[row], alone.error)
 
+    @pytest.mark.parametrize("value", [0.1, 0.7, 3.0, 1e8])
+    def test_equal_x_have_no_slope(self, value):
+        """Also where their mean is rounded, and where they differ by rounding."""
+        for n in (3, 7, 50, 201):
+            x = torch.full((2, n), value, dtype=torch.float64)
+            x[1] *= 1 + 1e-15 * randn(n)
+            found = log_slope(x, randn(2, n).exp())
+            assert bool(found.slope.isnan().all() and found.error.isnan().all())
+
     def test_float32_is_fitted_in_float64(self):
         found = log_slope(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([1.0, 2.0, 4.0]))
         assert found.slope.dtype == torch.float64

@@ -19,6 +19,7 @@ from tl_tangent.errors import TangentValueError
 from tl_tangent.geometry.score_terms import PARTS, TERMS, SideParts
 
 CROSS, TANGENT_NORM, NORMAL_NORM = "cross", "tangent_norm", "normal_norm"
+ROUNDING = 1e-12  # relative spread of an x below which all are equal
 SIZES: tuple[str, ...] = (*TERMS, CROSS, TANGENT_NORM, NORMAL_NORM)
 
 
@@ -55,7 +56,8 @@ def log_slope(
         counted: False at points to leave out; by default all count.
 
     Returns:
-        One slope for each of the leading axes; NaN where a counted y is 0 or all x are equal.
+        One slope for each of the leading axes; NaN where a counted y is 0 or all x are equal up
+        to rounding.
 
     Raises:
         TangentValueError: fewer than 2 points.
@@ -68,6 +70,7 @@ def log_slope(
     n = counted.sum(-1, keepdim=True)
     log_x, log_y = (_centred(torch.where(counted, z, 1.0).log(), counted, n) for z in (x, y))
     spread = log_x.square().sum(-1)
+    spread = torch.where(spread > n.squeeze(-1) * ROUNDING**2, spread, torch.nan)
     slope = (log_x * log_y).sum(-1) / spread
     residual = (log_y - slope[..., None] * log_x).square().sum(-1)
     freedom = (n.squeeze(-1) - 2).double()

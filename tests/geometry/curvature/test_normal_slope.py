@@ -90,6 +90,8 @@ def test_what_it_refuses() -> None:
         normal_slope(randn(9, 6), ORIGIN, AXES, level=1.0)
     with pytest.raises(TangentValueError, match="100 draws or more, got 9"):
         normal_slope(randn(9, 6), ORIGIN, AXES, draws=9)
-    one_size = torch.cat([torch.ones(9, 2), randn(9, 4).float()], dim=1).double()
-    with pytest.raises(TangentValueError, match="of one size"):
-        normal_slope(one_size, ORIGIN, AXES)
+    angle = torch.arange(50).double()
+    circle = torch.stack([angle.cos(), angle.sin()], dim=1)
+    for x in (circle, circle.float(), torch.full((50, 2), 0.1).double()):
+        with pytest.raises(TangentValueError, match="of one size"):
+            normal_slope(torch.cat([x, randn(50, 4).to(x)], dim=1), ORIGIN, AXES)

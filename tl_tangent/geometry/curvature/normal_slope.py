@@ -90,9 +90,9 @@ def normal_slope(
             f"the normal or the tangent part is rounding in {len(x) - counted} of {len(x)} points, "
             f"at or below {parts.rounding:.1e}; a slope takes half of them, and {FEWEST} or more"
         )
-    slope = float(log_slope(v[kept], n[kept]).slope)
-    if slope != slope:
+    if float(v[kept].max() - v[kept].min()) <= parts.rounding:
         raise TangentValueError("all tangent parts are of one size: no slope fits")
+    slope = float(log_slope(v[kept], n[kept]).slope)
     low, high = _interval(v[kept], n[kept], level, draws, seed) if draws else (torch.nan,) * 2
     return NormalSlope(slope, low, high, level, counted, len(x) - counted)
 
