@@ -216,15 +216,39 @@ def test_given_frequencies_leave_out_what_they_do_not_tell():
     assert found.conventions["frequencies"] == "given"
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({-1: 5.0, 9: 1.0}, "a token id is -1"),
+        ({64: 5.0, 9: 1.0}, "from 0 to 63"),
+        ({9: -2.0}, "1 frequencies are negative"),
+        (torch.linspace(-4, 1, 64), "not as logarithms"),
+        (torch.full((64,), torch.inf), "64 frequencies are negative or infinite"),
+        ([1.0] * 64, "got list"),
+    ],
+)
+def test_frequencies_that_are_none_are_refused(given, told):
+    with pytest.raises(tt.TangentValueError, match=told):
+        tt.frequency_dispersion(build(*MODELS[1]), batches(), SITE, frequencies=given)
+
+
+def test_numbers_out_of_range_are_refused_and_large_seeds_are_not():
+    model = build(*MODELS[1])
+    for name, value in {"equal_n": 1, "min_count": 2.5, "seed": -1}.items():
+        with pytest.raises(tt.TangentValueError, match=f"{name} is {value}"):
+            tt.frequency_dispersion(model, batches(), SITE, **{name: value})
+    tt.frequency_dispersion(model, batches(), SITE, seed=2**63 - 1)
+
+
 def test_what_it_refuses():
     model = build(*MODELS[1])
-    with pytest.raises(tt.TangentValueError, match="min_count=1"):
+    with pytest.raises(tt.TangentValueError, match="min_count is 1"):
         tt.frequency_dispersion(model, batches(), SITE, min_count=1)
     with pytest.raises(tt.TangentValueError, match="Tokenize first"):
         tt.frequency_dispersion(model, ["a text"], SITE)
     with pytest.raises(tt.TangentValueError, match="0 types occur 500 times"):
         tt.frequency_dispersion(model, batches(), SITE, min_count=500)
-    with pytest.raises(tt.TangentValueError, match=r"64 token ids, got \[3\]"):
+    with pytest.raises(tt.TangentValueError, match=r"64 token ids, .* got \[3\]"):
         tt.frequency_dispersion(model, batches(), SITE, frequencies=torch.ones(3))
     with pytest.raises(tt.TangentValueError, match="one vector"):
         tt.frequency_dispersion(model, batches(), "blocks.0.attn.hook_q")

@@ -22,6 +22,7 @@ from tl_tangent.errors import TangentValueError
 from tl_tangent.geometry.frequency import EqualSample
 from tl_tangent.geometry.subspace_io import package_versions
 from tl_tangent.hooks.fit import listed, shown
+from tl_tangent.hooks.numbers import whole, whole_seed
 from tl_tangent.hooks.positions import NOT_FIRST, PositionMask, Positions
 from tl_tangent.hooks.sites import Sites
 
@@ -73,8 +74,8 @@ def frequency_dispersion(
         TangentValueError: strings instead of ids; too few types; ``equal_n`` of batches that can be
             read only once; frequencies of another size.
     """
-    if min_count < 2:
-        raise TangentValueError(f"a spread takes 2 occurrences, got min_count={min_count}")
+    min_count, seed = whole("min_count", min_count, at_least=2), whole_seed(seed)
+    equal_n = None if equal_n is None else whole("equal_n", equal_n, at_least=2)
     vocabulary, mask = _vocabulary(model), PositionMask(positions)
     data = listed(batches)
     once = isinstance(data, Iterator)
@@ -151,13 +152,22 @@ def _told(frequencies: Tensor | Mapping[int, float], vocabulary: int) -> Float[T
     if isinstance(frequencies, Mapping):
         found = torch.full((vocabulary,), torch.nan, dtype=torch.float64)
         for token, frequency in frequencies.items():
-            found[int(token)] = float(frequency)
-        return found
-    if frequencies.shape != (vocabulary,):
+            found[whole("a token id", token, at_least=0, at_most=vocabulary - 1)] = float(frequency)
+    elif not isinstance(frequencies, Tensor) or frequencies.shape != (vocabulary,):
+        shape = list(getattr(frequencies, "shape", [])) or type(frequencies).__name__
         raise TangentValueError(
-            f"frequencies are one for each of {vocabulary} token ids, got {list(frequencies.shape)}"
+            f"frequencies are a tensor with one for each of {vocabulary} token ids, or a mapping "
+            f"from ids, got {shape}"
         )
-    return frequencies.detach().cpu().double()
+    else:
+        found = frequencies.detach().cpu().double()
+    bad = int((found < 0).sum() + found.isinf().sum())
+    if bad:
+        raise TangentValueError(
+            f"{bad} frequencies are negative or infinite: give them in a unit of their own, not as "
+            "logarithms, and NaN where unknown"
+        )
+    return found
 
 
 def _offer(

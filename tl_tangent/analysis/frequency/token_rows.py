@@ -13,6 +13,7 @@ from torch import Tensor
 from tl_tangent.errors import TangentValueError
 from tl_tangent.geometry.frequency import EqualSample
 from tl_tangent.hooks.fit import batch_input
+from tl_tangent.hooks.numbers import MOST_SEED
 from tl_tangent.hooks.positions import PositionMask, Run, run_of_forward
 
 
@@ -70,7 +71,9 @@ class TokenRows:
             equal = self._equal.taken(types, self._seen + at)
         shuffled = None
         if self._shuffled:
-            generator = torch.Generator().manual_seed(self._seed * 1_000_003 + self._batches)
+            generator = torch.Generator().manual_seed(
+                (self._seed * 1_000_003 + self._batches) % (MOST_SEED + 1)
+            )
             shuffled = types[torch.randperm(len(types), generator=generator)]
         self._seen += tokens.numel()
         self._batches += 1
