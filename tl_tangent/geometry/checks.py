@@ -19,6 +19,25 @@ def check_finite(name: str, tensor: Tensor) -> None:
         raise TangentValueError(f"{name} has {bad} NaN or infinite entries out of {tensor.numel()}")
 
 
+def check_points(x: Tensor, centre: Tensor, least: int = 1, name: str = "centre") -> None:
+    """Refuse fewer points than ``least``, NaN, and a centre of another width."""
+    check_finite("x", x)
+    check_finite(name, centre)
+    if x.ndim != 2 or list(centre.shape) != list(x.shape[1:]):
+        raise TangentValueError(
+            f"x is [n, d] and a {name} [d], got {list(x.shape)} and {list(centre.shape)}"
+        )
+    if len(x) < least:
+        raise TangentValueError(f"{least} points or more are needed here, got {len(x)}")
+
+
+def check_cloud(x: Tensor) -> None:
+    """Refuse anything but finite points, one a row."""
+    check_finite("x", x)
+    if x.ndim != 2 or not x.shape[1]:
+        raise TangentValueError(f"a cloud is [n, d], one point a row, got {list(x.shape)}")
+
+
 def check_basis(basis: Tensor) -> None:
     """Refuse anything but finite ``[d, rank]`` or ``[head, d_head, rank]`` with ``rank <= d``."""
     check_finite("basis", basis)

@@ -10,7 +10,14 @@ from jaxtyping import TypeCheckError
 
 from tl_tangent.errors import TangentValueError
 from tl_tangent.geometry.angles import principal_angles
-from tl_tangent.geometry.dimension import local_dimension, local_pca, local_pca_dimension
+from tl_tangent.geometry.dimension import (
+    ball_radii,
+    local_dimension,
+    local_pca,
+    local_pca_dimension,
+)
+
+REFUSED = (TangentValueError, TypeCheckError)  # the second where the shape checker runs
 
 
 def randn(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -25,6 +32,15 @@ def slope(curve: torch.Tensor, t: float) -> float:
     """Slope of the leading direction at the origin of a curve whose tangent there has slope 0."""
     found = local_pca(curve, torch.zeros(2, dtype=torch.float64), t)
     return float(found.basis[1, 0] / found.basis[0, 0])
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (4,), (1, 5), (60, 1)])
+def test_a_base_of_another_shape_is_not_spread_over_the_points(shape: tuple[int, ...]) -> None:
+    base = torch.zeros(shape, dtype=torch.float64)
+    with pytest.raises(REFUSED):
+        local_pca(randn(60, 5), base, 9.0)
+    with pytest.raises(REFUSED):
+        ball_radii(randn(60, 5), base, 10, 50)
 
 
 class TestTangentError:
@@ -147,7 +163,7 @@ class TestDimension:
         assert int(local_pca_dimension(randn(50, 10), 3, threshold=1 - 1e-9).max()) == 3
 
     def test_refused(self) -> None:
-        with pytest.raises((TangentValueError, TypeCheckError)):
+        with pytest.raises(REFUSED):
             local_dimension(torch.ones(3), "gap")
         with pytest.raises(TangentValueError, match=r"share in \(0, 1\), got 1.0"):
             local_dimension(torch.ones(3), threshold=1.0)

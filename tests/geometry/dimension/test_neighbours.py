@@ -7,9 +7,18 @@ import math
 import numpy as np
 import pytest
 import torch
+from jaxtyping import TypeCheckError
 
 from tl_tangent.errors import TangentValueError
-from tl_tangent.geometry.dimension import distinct_rows, nearest_neighbours, neighbours
+from tl_tangent.geometry.dimension import (
+    distinct_rows,
+    gaussian_entropy_of,
+    levina_bickel,
+    nearest_neighbours,
+    neighbour_entropy,
+    neighbours,
+    two_nn,
+)
 from tl_tangent.geometry.dimension.neighbours import _among_all, _nearest
 
 
@@ -109,3 +118,17 @@ def test_entries_are_not_finite(bad: float) -> None:
     for function in (distinct_rows, lambda y: nearest_neighbours(y, 2)):
         with pytest.raises(TangentValueError, match="x has 1 NaN or infinite entries out of 10"):
             function(x)
+
+
+@pytest.mark.parametrize("shape", [(50,), (1, 50, 3), (50, 0)])
+def test_a_cloud_of_another_shape(shape: tuple[int, ...]) -> None:
+    for function in (
+        distinct_rows,
+        two_nn,
+        levina_bickel,
+        neighbour_entropy,
+        gaussian_entropy_of,
+        lambda y: nearest_neighbours(y, 2),
+    ):
+        with pytest.raises((TangentValueError, TypeCheckError)):
+            function(randn(*shape))

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_tangent.errors import TangentValueError
-from tl_tangent.geometry.checks import ORTHONORMAL_TOLERANCE, check_finite
+from tl_tangent.geometry.checks import ORTHONORMAL_TOLERANCE, check_finite, check_points
 from tl_tangent.geometry.linalg import full_dtype, one_thread, orthonormality_error
 
 Direction = Literal["geodesic", "projected"]
@@ -79,18 +79,6 @@ def local_parts(
     eps = torch.finfo(full_dtype(x.dtype)).eps
     size = float(x.double().norm(dim=1).max() + centre.double().norm())
     return LocalParts(w, centred - w @ basis.mT, centred.norm(dim=1), ROUNDING * eps * size)
-
-
-def check_points(x: Tensor, centre: Tensor, least: int = 1) -> None:
-    """Refuse fewer points than ``least``, NaN, and a centre of another width."""
-    check_finite("x", x)
-    check_finite("centre", centre)
-    if x.ndim != 2 or list(centre.shape) != list(x.shape[1:]):
-        raise TangentValueError(
-            f"x is [n, d] and a centre [d], got {list(x.shape)} and {list(centre.shape)}"
-        )
-    if len(x) < least:
-        raise TangentValueError(f"{least} points or more are needed here, got {len(x)}")
 
 
 def check_choice(direction: str) -> None:

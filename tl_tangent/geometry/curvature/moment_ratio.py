@@ -10,7 +10,8 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_tangent.geometry.curvature.local import Estimate, check_points
+from tl_tangent.geometry.checks import check_points
+from tl_tangent.geometry.curvature.local import Estimate
 from tl_tangent.geometry.manifolds.density import RadialDensity
 
 

@@ -19,7 +19,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_tangent.errors import TangentValueError
-from tl_tangent.geometry.curvature.local import check_points, local_parts
+from tl_tangent.geometry.checks import check_points
+from tl_tangent.geometry.curvature.local import local_parts
 from tl_tangent.geometry.power_law import log_slope
 
 FEWEST = 5  # points of a line

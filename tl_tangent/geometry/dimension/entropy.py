@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_tangent.errors import TangentValueError
-from tl_tangent.geometry.checks import check_finite
+from tl_tangent.geometry.checks import check_cloud, check_finite
 from tl_tangent.geometry.covariance import effective_rank
 from tl_tangent.geometry.dimension.neighbours import CHUNK_BYTES, nearest_neighbours
 from tl_tangent.geometry.linalg import exact_math, full_dtype, significant
@@ -79,7 +79,7 @@ def gaussian_entropy_of(x: Float[Tensor, "n d"]) -> Entropy:
     Raises:
         TangentValueError: if n is not above d, or the rows do not span d dimensions.
     """
-    check_finite("x", x)
+    check_cloud(x)
     n, d = x.shape
     if n <= d:
         raise TangentValueError(
@@ -129,6 +129,7 @@ def neighbour_entropy(
         TangentValueError: if ``k`` is not in [1, n - 1], ``dim`` not in [1, d], or a point has k
             exact copies: a distribution with atoms has no density.
     """
+    check_cloud(x)
     n, d = x.shape
     m = d if dim is None else dim
     if not 1 <= m <= d:

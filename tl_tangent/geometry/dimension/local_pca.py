@@ -23,7 +23,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_tangent.errors import TangentValueError
-from tl_tangent.geometry.checks import check_finite
+from tl_tangent.geometry.checks import check_points
 from tl_tangent.geometry.dimension.neighbours import CHUNK_BYTES, nearest_neighbours
 from tl_tangent.geometry.linalg import canonical_signs, exact_math, one_thread
 
@@ -60,10 +60,10 @@ def local_pca(x: Float[Tensor, "n d"], base: Float[Tensor, " d"], radius: int | 
         radius: t, in the unit of ``x``.
 
     Raises:
-        TangentValueError: if fewer than 2 points are within, or an entry is NaN or infinite.
+        TangentValueError: if fewer than 2 points are within, an entry is NaN or infinite, or the
+            shapes do not fit.
     """
-    check_finite("x", x)
-    check_finite("base", base)
+    check_points(x, base, name="base")
     with exact_math(x.device), one_thread():
         offsets = x.double() - base.double()
         inside = offsets[offsets.norm(dim=1) <= radius]

@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_tangent.errors import TangentValueError
-from tl_tangent.geometry.checks import check_finite
+from tl_tangent.geometry.checks import check_points
 from tl_tangent.geometry.dimension.local_pca import local_pca
 from tl_tangent.geometry.linalg import exact_math, one_thread
 from tl_tangent.geometry.power_law import log_slope
@@ -142,9 +142,10 @@ def ball_radii(
     """Return radii in equal ratios, from a ball of ``fewest`` points to one of ``most``.
 
     Raises:
-        TangentValueError: unless ``2 <= fewest < most <= n`` and the two balls differ.
+        TangentValueError: unless ``2 <= fewest < most <= n`` and the two balls differ; as
+            :func:`~tl_tangent.geometry.dimension.local_pca.local_pca`.
     """
-    check_finite("x", x)
+    check_points(x, base, name="base")
     if not 2 <= fewest < most <= len(x):
         raise TangentValueError(
             f"balls hold from 2 to {len(x)} points, the largest more than the smallest; got "

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_tangent.errors import TangentValueError
-from tl_tangent.geometry.checks import check_finite
+from tl_tangent.geometry.checks import check_cloud
 from tl_tangent.geometry.linalg import exact_math
 
 CHUNK_BYTES = 2**27
@@ -44,9 +44,9 @@ def nearest_neighbours(
         chunk_bytes: memory for one block of distances; one row of n distances is the least.
 
     Raises:
-        TangentValueError: if ``k`` is not in [1, n - 1], or an entry is NaN or infinite.
+        TangentValueError: if ``k`` is not in [1, n - 1], or x is not finite and ``[n, d]``.
     """
-    check_finite("x", x)
+    check_cloud(x)
     n = len(x)
     if not 1 <= k < n:
         raise TangentValueError(f"{n} rows have from 1 to {n - 1} neighbours, got k={k}")
@@ -66,9 +66,9 @@ def distinct_rows(x: Float[Tensor, "n d"]) -> Float[Tensor, "distinct d"]:
     context, as the first position of a text does, and they tell nothing of the dimension around.
 
     Raises:
-        TangentValueError: if an entry is NaN or infinite.
+        TangentValueError: if x is not finite and ``[n, d]``.
     """
-    check_finite("x", x)
+    check_cloud(x)
     return torch.unique(x, dim=0)
 
 
