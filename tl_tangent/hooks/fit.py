@@ -176,6 +176,7 @@ def shown(batches: Any, progress: bool, label: str = "fitting") -> Any:
 
 def _run_batch(model: Any, batch: Any, collectors: list[Collector], stop: int | None) -> None:
     given, options = batch_input(batch)
+    check_ids(model, given)
     group = options.pop("group", None)
     for collector in collectors:
         collector.group = group
@@ -196,6 +197,29 @@ def batch_input(batch: Any) -> tuple[Any, dict[str, Any]]:
             f"a batch has the keys {sorted(options)}: the model's input goes under 'input'."
         )
     return options.pop("input"), options
+
+
+def check_ids(model: Any, given: Any) -> None:
+    """Refuse token ids that the model does not have, and a tensor that holds nothing.
+
+    Raises:
+        TangentValueError: either of them.
+    """
+    if not isinstance(given, Tensor):
+        return
+    if not given.numel():
+        raise TangentValueError(
+            f"a batch has the shape {list(given.shape)} and so no tokens: leave it out."
+        )
+    vocabulary = getattr(model.cfg, "d_vocab", None)
+    if given.is_floating_point() or not vocabulary or vocabulary < 1:
+        return
+    low, high = int(given.min()), int(given.max())
+    if low < 0 or high >= vocabulary:
+        raise TangentValueError(
+            f"token ids are in [0, {vocabulary}), got {low} to {high}: is the tokenizer the "
+            "model's own? Fill padding with its pad token."
+        )
 
 
 def _stop_at_layer(model: Any, sites: list[Site]) -> int | None:

@@ -240,6 +240,27 @@ def test_numbers_out_of_range_are_refused_and_large_seeds_are_not():
     tt.frequency_dispersion(model, batches(), SITE, seed=2**63 - 1)
 
 
+TOKENS = families.tiny_tokens(batch=4, pos=12)
+BAD_BATCHES = {
+    "64 to 64": TOKENS.clone().fill_(64),
+    "got -1 to": TOKENS.clone().index_fill(1, torch.tensor([0]), -1),
+    "no tokens: leave it out": TOKENS[:0],
+    r"\[4, 11\] does not fit tokens \[4, 12\]": {
+        "input": TOKENS,
+        "attention_mask": torch.ones(4, 11),
+    },
+}
+
+
+@pytest.mark.parametrize("told", BAD_BATCHES)
+def test_batches_that_the_model_cannot_read_are_refused(told):
+    """Also where they are read once, and no pass before the model's sees them."""
+    model, data = build(*MODELS[1]), [TOKENS, BAD_BATCHES[told]]
+    for options in ({}, {"frequencies": torch.arange(64.0)}):
+        with pytest.raises(tt.TangentValueError, match=told):
+            tt.frequency_dispersion(model, iter(data) if options else data, SITE, **options)
+
+
 def test_what_it_refuses():
     model = build(*MODELS[1])
     with pytest.raises(tt.TangentValueError, match="min_count is 1"):

@@ -266,3 +266,10 @@ class TestRefusals:
             tt.layer_geometry(self.MODEL, tokens(2), "blocks.0.hook_nowhere")
         with pytest.raises(tt.TangentRuntimeError, match="never fired"):
             tt.layer_geometry(self.MODEL, [], SITE)
+        for wrong, message in {
+            torch.full((2, 3), 64): r"in \[0, 64\), got 64 to 64",
+            torch.full((2, 3), -1): "got -1 to -1",
+            torch.full((0, 3), 5): "so no tokens: leave it out",
+        }.items():
+            with pytest.raises(tt.TangentValueError, match=message):
+                tt.layer_geometry(self.MODEL, wrong, SITE)

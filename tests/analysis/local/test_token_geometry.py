@@ -399,5 +399,15 @@ class TestRefusals:
             tt.token_geometry(self.MODEL, torch.zeros(2, 3, D), 10, SITE)
         with pytest.raises(tt.TangentValueError, match="the input is text and this model has no"):
             tt.token_geometry(self.MODEL, ["w5"], 10, SITE)
+        for wrong, message in {
+            64: r"in \[0, 64\), got 64 to 64",
+            -1: "got -1 to -1",
+        }.items():
+            with pytest.raises(tt.TangentValueError, match=message):
+                tt.token_geometry(self.MODEL, torch.full((2, 3), wrong), 10, SITE)
+        with pytest.raises(tt.TangentValueError, match="so no tokens: leave it out"):
+            tt.token_geometry(self.MODEL, [*self.TOKENS[None], self.TOKENS[:0]], 10, SITE)
+        with pytest.raises(tt.TangentValueError, match=r"tokens are \[batch, pos\], got \[1, "):
+            tt.token_geometry(self.MODEL, self.TOKENS[None], 10, SITE)
         with pytest.raises(tt.TangentKeyError, match="hook_nowhere"):
             tt.token_geometry(self.MODEL, self.TOKENS, 10, "blocks.0.hook_nowhere")

@@ -138,10 +138,6 @@ def _counted(
     chosen = every.clone()
     for _, tokens, real in token_batches(data, model):
         flat = tokens.flatten()
-        if not 0 <= int(flat.min()) <= int(flat.max()) < vocabulary:
-            raise TangentValueError(
-                f"token ids are in [0, {vocabulary}), got {int(flat.min())} to {int(flat.max())}"
-            )
         whole = flat if real is None else tokens[real]
         every += torch.bincount(whole, minlength=vocabulary)
         chosen += torch.bincount(flat[chosen_rows(mask, tokens, real)], minlength=vocabulary)

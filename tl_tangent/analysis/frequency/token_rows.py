@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tl_tangent.errors import TangentValueError
 from tl_tangent.geometry.frequency import EqualSample
-from tl_tangent.hooks.fit import batch_input
+from tl_tangent.hooks.fit import batch_input, check_ids
 from tl_tangent.hooks.numbers import MOST_SEED
 from tl_tangent.hooks.positions import PositionMask, Run, run_of_forward
 
@@ -99,7 +99,8 @@ def token_batches(
     Without an attention mask, the pad token of the tokenizer of ``model`` tells what is padding.
 
     Raises:
-        TangentValueError: a batch that is no tensor of ids, nor a mapping with one.
+        TangentValueError: a batch that is no tensor of ids, nor a mapping with one; ids that
+            ``model`` does not have; an attention mask of another shape.
     """
     for batch in batches:
         given, options = batch_input(batch)
@@ -110,8 +111,14 @@ def token_batches(
                 f"a batch is a tensor of token ids [batch, pos], or a mapping with one under "
                 f"'input'; got {what}. Tokenize first: types are told apart by their ids"
             )
+        if model is not None:
+            check_ids(model, given)
         mask = options.get("attention_mask")
         if mask is None and model is not None:
             mask = run_of_forward(model, (given,), options).real
+        if mask is not None and mask.shape != given.shape:
+            raise TangentValueError(
+                f"an attention_mask of {list(mask.shape)} does not fit tokens {list(given.shape)}"
+            )
         real = None if mask is None or bool(mask.bool().all()) else mask.bool().cpu()
         yield batch, given.cpu().long(), real

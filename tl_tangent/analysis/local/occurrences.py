@@ -13,7 +13,7 @@ from torch import Tensor
 from tl_tangent.analysis.stream.followed import followed_rows
 from tl_tangent.errors import TangentValueError
 from tl_tangent.geometry.frequency import EqualSample
-from tl_tangent.hooks.fit import batch_input, listed
+from tl_tangent.hooks.fit import batch_input, check_ids, listed
 from tl_tangent.hooks.positions import PositionMask, run_of_forward
 
 
@@ -138,4 +138,7 @@ def _ids(model: Any, given: Any, options: dict[str, Any]) -> Int[Tensor, "batch 
         raise TangentValueError(
             "a batch of embeddings has no token types: give tokens [batch, pos] or text"
         )
+    if given.ndim not in (1, 2):
+        raise TangentValueError(f"tokens are [batch, pos], got {list(given.shape)}")
+    check_ids(model, given)
     return (given if given.ndim == 2 else given[None]).cpu().long()
