@@ -160,6 +160,21 @@ def test_the_result_shows_itself():
     assert row["pearson"] == pytest.approx(float(torch.corrcoef(logs.T)[0, 1]))
 
 
+def test_a_site_where_types_have_no_spread_leaves_the_others_their_rows():
+    model = build(*MODELS[1])
+    found = tt.frequency_dispersion(model, batches(6), ["hook_embed", SITE], equal_n=3)
+    frame = found.to_dataframe().set_index("site")
+    assert frame["n_types"].iloc[0] == 0 and math.isnan(frame["pearson"].iloc[0])
+    alone = tt.frequency_dispersion(model, batches(6), SITE, equal_n=3).to_dataframe().iloc[0]
+    assert frame.loc[SITE, "pearson"] == alone["pearson"]
+    assert "over 1 sites" in found.headline() and len(found.plot().axes) == 1
+    flat = tt.frequency_dispersion(model, batches(6), "hook_embed", static=False)
+    assert "there is no spread" in repr(flat) and "<table" in flat._repr_html_()
+    assert len(flat.plot().axes) == 1
+    with pytest.raises(tt.TangentValueError, match="0 types count and [0-9]+ have no spread"):
+        flat.variance(next(iter(flat.sites)))
+
+
 def test_a_wrong_divisor_fakes_a_correlation_where_all_types_are_alike():
     """Shuffled types: a spread over n grows with n; over n - 1 it does not."""
     model = build(*MODELS[1])

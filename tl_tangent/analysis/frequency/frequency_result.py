@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -100,7 +101,10 @@ class FrequencyDispersion:
         return self._variance(self._site(site).every, measure)
 
     def to_dataframe(self) -> pd.DataFrame:
-        """Return one row a site, and one for each of the static embeddings."""
+        """Return one row a site, and one for each of the static embeddings.
+
+        A site at which all occurrences of a type are alike, as an embedding, has no correlations.
+        """
         import pandas as pd
 
         rows = [self._row(site) for site in self.sites]
@@ -133,6 +137,8 @@ class FrequencyDispersion:
         """State the correlation over sites, beside its nulls."""
         frame = self.to_dataframe()
         frame = frame[frame["pearson"].notna()]
+        if frame.empty:
+            return "All occurrences of a token type are alike at every site: there is no spread."
         told = (
             f"Log frequency and log spread of {int(frame['n_types'].max())} token types correlate "
             f"by {frame['pearson'].min():+.2f} to {frame['pearson'].max():+.2f} over {len(frame)} "
@@ -189,6 +195,9 @@ class FrequencyDispersion:
 
     def _row(self, site: str) -> dict[str, Any]:
         found = self.sites[site]
+        spreads = found.every.spreads[found.every.counts >= self.conventions["min_count"]]
+        if len(spreads) and not bool(spreads.any()):
+            return {"site": site, "n_types": 0, "pearson": math.nan}
         whole = self._variance(found.every, "dispersion")
         told: dict[str, Any] = {
             "site": site,

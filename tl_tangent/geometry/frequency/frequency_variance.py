@@ -115,7 +115,7 @@ def frequency_variance(
     elif scale != "plain":
         raise TangentValueError(f"scale is 'log' or 'plain', got {scale!r}")
     f = statistics.counts if frequencies is None else frequencies.to(counted.device)
-    f = _counted_frequencies(f, counted)
+    f = _counted_frequencies(f, counted, without)
     distance = distance[counted]
     slope = log_slope(f, distance.square())
     x, y = f.log(), distance.log() if scale == "log" else distance
@@ -150,15 +150,16 @@ def _distance(statistics: TypeStatistics, measure: str, min_count: int) -> Float
     return squares[measure].sqrt()
 
 
-def _counted_frequencies(f: Tensor, counted: Tensor) -> Float[Tensor, " counted"]:
+def _counted_frequencies(f: Tensor, counted: Tensor, without: int) -> Float[Tensor, " counted"]:
     if f.shape != counted.shape:
         raise TangentValueError(
             f"{len(counted)} types take as many frequencies, got shape {list(f.shape)}"
         )
     n = int(counted.sum())
     if n < 4:
+        left = f" and {without} have no spread" if without else ""
         raise TangentValueError(
-            f"{n} types count, and a correlation takes 4: read more tokens or lower min_count"
+            f"{n} types count{left}, and a correlation takes 4: read more tokens or lower min_count"
         )
     f = f[counted].double()
     bad = int((~(f > 0) | f.isinf()).sum())
