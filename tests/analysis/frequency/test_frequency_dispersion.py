@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -156,6 +157,9 @@ def test_the_result_shows_itself():
     row = frame.set_index("site").loc[SITE]
     assert row["pearson"] == variance.pearson.r
     known = types[types["frequency"] > 0]
+    slope = np.polyfit(np.log(known["frequency"]), np.log(known["dispersion"] ** 2), 1)[0]
+    assert row["exponent"] == pytest.approx(slope)
+    assert "squared distance ~ frequency^p" in found.conventions["meaning"]["exponent"]
     logs = torch.tensor(known[["frequency", "dispersion"]].to_numpy()).log()
     assert row["pearson"] == pytest.approx(float(torch.corrcoef(logs.T)[0, 1]))
 

@@ -28,7 +28,7 @@ WORDS = {
     "pearson": "of log frequency with the log distance of a type's occurrences to their centre "
     "(ddof 1), over types; _low and _high: 95 % by Fisher's z",
     "spearman": "the same of ranks",
-    "exponent": "p of dispersion ~ frequency^p, with its standard error",
+    "exponent": "p of squared distance ~ frequency^p, with its standard error",
     "leave_one_out": "pearson with the distance to the centre of the other occurrences, which rare "
     "types make larger by itself",
     "norm": "pearson with the log norm of the centre",
