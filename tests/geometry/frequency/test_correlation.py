@@ -90,6 +90,8 @@ def test_invariances() -> None:
     x, y = pairs(0.4, 50)
     assert pearson(3 * x + 1, -2 * y).r == pytest.approx(-pearson(x, y).r, abs=1e-14)
     assert pearson(1e9 + x, y).r == pytest.approx(pearson(x, y).r, abs=1e-6)
+    for unit in (1e-200, 1e200, 1e307):
+        assert pearson(unit * x, y).r == pytest.approx(pearson(x, y).r, abs=1e-14)
     assert spearman(x.exp(), y**3).r == spearman(x, y).r
     assert pearson(x.exp(), y).r != pearson(x, y).r
 

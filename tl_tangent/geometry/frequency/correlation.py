@@ -137,7 +137,8 @@ def _r(x: Tensor, y: Tensor) -> float:
     """Return Pearson's r; NaN if a column is constant."""
     if bool((x == x[0]).all()) or bool((y == y[0]).all()):
         return math.nan
-    x, y = x - x.mean(), y - y.mean()
+    x, y = (z / z.abs().max() for z in (x, y))  # else squares leave the range of float64
+    x, y = (z / z.abs().max() for z in (x - x.mean(), y - y.mean()))
     return float((x @ y / (x.norm() * y.norm())).clamp(-1, 1))
 
 
