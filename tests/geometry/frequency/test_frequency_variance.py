@@ -163,6 +163,11 @@ class TestRefused:
         with pytest.raises(TangentValueError, match=r"2000 types take as many .* shape \[7\]"):
             frequency_variance(even, frequencies=torch.ones(7))
 
+    def test_chosen(self, even: TypeStatistics) -> None:
+        for chosen in (torch.ones(7, dtype=torch.bool), torch.ones(2000, dtype=torch.int64)):
+            with pytest.raises((TangentValueError, TypeCheckError)):
+                frequency_variance(even, chosen=chosen)
+
     @pytest.mark.parametrize(("measure", "least"), [("dispersion", 2), ("naive", 1)])
     def test_min_count(self, even: TypeStatistics, measure: str, least: int) -> None:
         with pytest.raises(TangentValueError, match=f"{least} occurrences or more, got min_count"):

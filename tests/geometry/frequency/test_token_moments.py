@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tl_tangent.errors import TangentValueError
-from tl_tangent.geometry.frequency import TokenMoments
+from tl_tangent.geometry.frequency import EqualSample, TokenMoments
 
 D, TYPES, N = 5, 9, 400
 
@@ -36,6 +36,16 @@ def assert_close(a: TokenMoments, b: TokenMoments, rtol: float = 1e-12) -> None:
 
 
 class TestUpdate:
+    @pytest.mark.parametrize("dtype", [torch.int8, torch.int32])
+    def test_types_are_numbers_in_any_dtype(self, dtype: torch.dtype) -> None:
+        """Torch takes no int8 for indices."""
+        x, types = stream()
+        assert torch.equal(of((x, types.to(dtype))).spreads, of((x, types)).spreads)
+        one, same = (EqualSample(TYPES, 4) for _ in range(2))
+        one.offer(types.to(dtype), torch.arange(N))
+        same.offer(types, torch.arange(N))
+        assert torch.equal(one.lowest, same.lowest)
+
     def test_is_that_of_two_passes(self) -> None:
         x, types = stream()
         found = of((x, types))

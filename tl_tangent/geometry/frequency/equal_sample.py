@@ -108,7 +108,7 @@ class EqualSample:
                 f"{len(types)} types take as many whole numbers, got {occurrences.dtype} of shape "
                 f"{list(occurrences.shape)}: number the tokens of the corpus"
             )
-        return types.cpu(), scrambled(occurrences, self.seed)
+        return types.cpu().long(), scrambled(occurrences, self.seed)
 
     def _keep_lowest(self, types: Tensor, drawn: Tensor) -> None:
         """Keep the lowest of what is here and what comes, each priority once."""

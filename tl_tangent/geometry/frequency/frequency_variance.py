@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -106,6 +107,11 @@ def frequency_variance(
     distance = _distance(statistics, measure, min_count)
     counted = statistics.counts >= min_count
     if chosen is not None:
+        if chosen.shape != counted.shape or chosen.dtype != torch.bool:
+            raise TangentValueError(
+                f"chosen tells of each of {len(counted)} types whether it counts, got "
+                f"{chosen.dtype} of shape {list(chosen.shape)}"
+            )
         counted = counted & chosen.to(counted.device)
     spread = distance > 0
     without = 0

@@ -107,7 +107,7 @@ class TokenMoments:
         device = self.counts.device
         with exact_math(device):
             x = vectors.to(device, torch.float64)
-            present, own = torch.unique(types.to(device), return_inverse=True)
+            present, own = torch.unique(types.to(device, torch.int64), return_inverse=True)
             n = len(present)
             counts = torch.bincount(own, minlength=n)
             first = x[_first(own, n)]
