@@ -8,7 +8,7 @@ import pytest
 
 from tl_tangent.errors import TangentValueError
 from tl_tangent.geometry.manifolds import Cylinder, Gaussian, Linear, Paraboloid, Sphere
-from tl_tangent.studies.simulation import MEANING, simulate
+from tl_tangent.studies.simulation import MEANING, Simulation, simulate
 
 FEW = {"n": 4000, "factors": (1.0, 0.5, 0.25)}
 
@@ -36,6 +36,12 @@ def test_single_gradients_are_bounded_where_their_sum_is_not():
         assert row["per_sample_ratio"] < row["t"]
         assert row["gradient_ratio"] > 4 * row["per_sample_ratio"]
     assert found.order("per_sample_ratio") == pytest.approx(1, abs=0.05)
+
+
+def test_the_order_keeps_the_digits_of_the_rows():
+    """Chords that differ in the sixth digit"""
+    rows = tuple({"t": t, "gradient_ratio": t**1.5} for t in (1.0, 1 + 1e-6, 1 + 2e-6))
+    assert Simulation((), rows, None, "random").order("gradient_ratio") == pytest.approx(1.5)
 
 
 def test_noise_is_told_from_curvature_by_its_order():

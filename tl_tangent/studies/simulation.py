@@ -137,7 +137,8 @@ class Simulation:
         known = [row for row in self.rows if ROUNDING < row[column] < math.inf]
         if len(known) < 2:
             return math.nan
-        x, y = (torch.tensor([row[name] for row in known]).log() for name in ("t", column))
+        logs = [[math.log(row[name]) for row in known] for name in ("t", column)]
+        x, y = torch.tensor(logs, dtype=torch.float64)
         x = x - x.mean()
         return float(x @ y / x.square().sum())
 
