@@ -192,3 +192,11 @@ def test_what_cannot_be_fitted_is_said():
         tt.fit_subspaces(model, 3, SITE, 2)
     with pytest.raises(tt.TangentKeyError):
         tt.fit_subspaces(model, tokens, "blocks.9.hook_resid_post", 2)
+
+
+def test_a_mask_of_another_length_is_refused():
+    model = helpers.build(helpers.MODELS[0])
+    tokens = families.tiny_tokens(batch=2, pos=6)
+    batch = {"input": tokens, "attention_mask": torch.ones(2, 5, dtype=torch.long)}
+    with pytest.raises(tt.TangentValueError, match=r"\[2, 5\] for 6 positions"):
+        tt.collect(model, [batch], "blocks.0.hook_resid_post")

@@ -251,6 +251,12 @@ def _real(mask: Tensor | None, length: int | None, offset: int, past: Any) -> Te
             f"attention_mask has the shape {list(mask.shape)}; accepted is [batch, pos], 1 where a "
             "token is real."
         )
+    if mask is not None and length is not None and mask.shape[1] not in (length, offset + length):
+        raise TangentValueError(
+            f"attention_mask has the shape {list(mask.shape)} for {length} positions"
+            f"{f' behind {offset} cached ones' if offset else ''}; accepted is one column a "
+            "position, 1 where a token is real."
+        )
     real = None if mask is None else mask.detach().to("cpu").bool()
     if real is not None and length is not None and real.shape[1] == length and offset:
         before = torch.ones(real.shape[0], offset, dtype=torch.bool)
