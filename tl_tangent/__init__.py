@@ -31,6 +31,7 @@ from tl_tangent.analysis.stream.part_recovery import PartRecovery, part_recovery
 from tl_tangent.analysis.stream.residual_trace import trace_residual
 from tl_tangent.analysis.stream.trace_result import ResidualTrace
 from tl_tangent.analysis.stream.transfer_gains import TransferGains, transfer_gains
+from tl_tangent.analysis.tangent_tokens import TangentTokens, tangent_tokens
 from tl_tangent.errors import (
     TangentError,
     TangentFileError,
@@ -99,6 +100,7 @@ __all__ = [
     "TangentKeyError",
     "TangentRuntimeError",
     "TangentSubspace",
+    "TangentTokens",
     "TangentValueError",
     "TokenGeometry",
     "TransferGains",
@@ -128,6 +130,7 @@ __all__ = [
     "simulate",
     "split_attention_layers",
     "split_attention_scores",
+    "tangent_tokens",
     "tangents",
     "token_geometry",
     "trace_residual",
