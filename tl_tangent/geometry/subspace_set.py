@@ -9,12 +9,14 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from tl_tangent.errors import TangentFileError, TangentKeyError, TangentValueError, nearest
+from tl_tangent.geometry.angles import overlap
 from tl_tangent.geometry.display import html_table
 from tl_tangent.geometry.subspace import TangentSubspace
 from tl_tangent.geometry.subspace_io import Record, read_records, write_records
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 
 class SubspaceSet(Mapping[str, TangentSubspace]):
@@ -123,6 +125,44 @@ class SubspaceSet(Mapping[str, TangentSubspace]):
             [{"site": site, "layer": _layer(site), **_row(sub)} for site, sub in self.items()]
         )
 
+    def overlaps(self, other: Mapping[str, TangentSubspace] | None = None) -> pd.DataFrame:
+        """Return a matrix: how far the subspaces of two sites are the same, from 0 to 1.
+
+        The mean squared cosine of the principal angles. Random subspaces of rank k and l in R^d
+        give max(k, l) / d on average.
+
+        Args:
+            other: the columns, such as the subspaces of another checkpoint; by default this set.
+
+        Raises:
+            TangentValueError: subspaces with heads, or of different widths.
+        """
+        import pandas as pd
+
+        beside = self if other is None else other
+        _check_comparable([*self.items(), *beside.items()])
+        table = [
+            [float(overlap(one.basis, two.basis)) for two in beside.values()]
+            for one in self.values()
+        ]
+        return pd.DataFrame(table, index=list(self), columns=list(beside))
+
+    def plot(self, other: Mapping[str, TangentSubspace] | None = None) -> Figure:
+        """Draw spectra with the rank, and :meth:`overlaps`; a matplotlib figure.
+
+        Raises:
+            TangentValueError: as :meth:`overlaps`.
+        """
+        from tl_tangent.views.subspace_figure import draw_subspaces  # some steps up
+
+        beside = self if other is None else other
+        matrix = self.overlaps(other)
+        chance = (
+            max(one.rank for one in [*self.values(), *beside.values()])
+            / next(iter(self.values())).d
+        )
+        return draw_subspaces(self, matrix, chance)
+
     def __repr__(self) -> str:
         ranks = sorted({subspace.rank for subspace in self.values()})
         shown = ", ".join([*list(self)[:3], *(["..."] if len(self) > 3 else [])])
@@ -143,6 +183,18 @@ def _pairs(
         if subspace.site is None:
             raise TangentValueError(f"{subspace!r} has no site: give a mapping from site to it")
         yield subspace.site, subspace
+
+
+def _check_comparable(named: list[tuple[str, TangentSubspace]]) -> None:
+    if not named:
+        raise TangentValueError("an empty SubspaceSet has nothing to compare")
+    first, one = named[0]
+    for site, subspace in named:
+        if subspace.heads is not None or subspace.d != one.d:
+            raise TangentValueError(
+                f"{site} is {subspace!r} and {first} is {one!r}: subspaces compare where they have "
+                "one width and no heads, such as those of the residual stream"
+            )
 
 
 def _row(subspace: TangentSubspace) -> dict[str, Any]:
