@@ -128,3 +128,11 @@ def test_they_are_saved_without_a_display():
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png")
         assert buffer.getvalue().startswith(b"\x89PNG")
+
+
+def test_one_type_alone_is_in_sight():
+    frame = slopes().to_dataframe()
+    figure = draw_slopes(frame[frame["count"] == 120])
+    for ax in figure.axes[:3]:
+        low, high = ax.get_xlim()
+        assert low < 110 < 130 < high

@@ -15,6 +15,7 @@ from tl_tangent.views.site_axis import label_sites
 # Okabe & Ito 2008: told apart by all common kinds of colour vision
 FOUND, CONTROL, OTHER, WHOLE = "#D55E00", "#0072B2", "#009E73", "#000000"
 COLUMNS = 4
+MARGIN = 1.3  # a factor on either side of the counts
 DIMENSIONS = {"two_nn": ("o-", FOUND), "levina_bickel": ("s-", OTHER), "local_pca": ("^-", WHOLE)}
 
 
@@ -49,6 +50,8 @@ def draw_slopes(frame: pd.DataFrame, title: str = "", measure: str = "slope") ->
         ax.set_title(site, loc="left", fontsize=8)
         ax.set_xscale("log")
         _tidy(ax)
+    # Not matplotlib's own limits: of one count on shared logarithmic axes they are no range at all.
+    panels[0].set_xlim(frame["count"].min() / MARGIN, frame["count"].max() * MARGIN)
     for ax in panels[len(sites) :]:
         ax.set_visible(False)
     panels[0].legend(fontsize=7, frameon=False)
