@@ -245,3 +245,16 @@ def test_the_figure_needs_no_display_and_shows_the_control(tmp_path):
     assert len(losses.collections) == 1  # the band of the controls
     assert [label.get_text() for label in isoscores.get_xticklabels()] == ["0", "1", "2"]
     assert shares.get_ylim()[1] > 1
+
+
+@pytest.mark.parametrize("steps, warmup", [(500, 40), (80, 40), (40, 20), (2, 1)])
+def test_a_short_study_warms_up_for_half_of_it_at_most(steps, warmup, tmp_path, monkeypatch):
+    asked = []
+
+    def stopped(out, options, **_):
+        asked.append(options)
+        raise TangentFileError("no study")
+
+    monkeypatch.setattr("tl_tangent.studies.small_study.small_study", stopped)
+    assert main(["study", "--steps", str(steps), "--out", str(tmp_path)]) != 0
+    assert [(one.steps, one.warmup) for one in asked] == [(steps, warmup)]

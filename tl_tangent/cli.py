@@ -96,7 +96,7 @@ def _add_study(commands: Any) -> None:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = command.add_argument
-    add("--steps", type=int, default=500, help="updates of each run")
+    add("--steps", type=int, default=500, help="updates of each run, 2 or more")
     add("--rank", type=int, default=8, help="of Q_T")
     add("--controls", type=int, default=20, help="matched random subspaces a site")
     add("--rows", type=int, default=64, help="validation rows gradients are measured on")
@@ -146,9 +146,10 @@ def study(options: argparse.Namespace, command: str) -> int:
     from tl_tangent.studies.small_options import SmallRunOptions
     from tl_tangent.studies.small_study import small_study
 
+    warmup = min(SmallRunOptions.warmup, options.steps // 2)
     found = small_study(
         options.out,
-        SmallRunOptions(steps=options.steps, seed=options.seed),
+        SmallRunOptions(steps=options.steps, warmup=warmup, seed=options.seed),
         rank=options.rank,
         n_controls=options.controls,
         rows=options.rows,

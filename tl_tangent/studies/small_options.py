@@ -45,7 +45,8 @@ class SmallRunOptions:
     def __post_init__(self) -> None:
         if not 0 < self.warmup < self.steps:
             raise TangentValueError(
-                f"warmup={self.warmup} of steps={self.steps}: it must lie between the two ends"
+                f"warmup={self.warmup} of steps={self.steps}: it must be above 0 and below the "
+                "steps; take more steps, or a shorter warmup"
             )
         if min(self.batch, self.every, self.validation_rows) < 1:
             raise TangentValueError(
