@@ -62,7 +62,7 @@ def show_tokens(
             f"{_place(trace, depth)}: share of each token's energy that is normal, on a scale from "
             f"0 to {largest:.4g}; here from {float(values.min()):.4g}"
         ),
-        caption=f"||n||^2 / ||x - mean||^2; white is 0, blue all normal. {READING}",
+        caption=f"||n||^2 / ||x - mean||^2; white is 0, full blue the largest. {READING}",
         note=_note(at, fitted),
     )
 
