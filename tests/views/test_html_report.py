@@ -79,6 +79,8 @@ def test_the_maps_of_a_gallery_are_the_terms_of_the_heads(results):
 def test_what_can_not_be_shown_is_refused(tmp_path, results):
     with pytest.raises(tt.TangentValueError, match="there are no results"):
         html_report({}, tmp_path / "a.html")
+    with pytest.raises(tt.TangentValueError, match="results is a list; accepted is a mapping"):
+        html_report([1], tmp_path / "a.html")
     with pytest.raises(tt.TangentValueError, match="a dict can't be shown"):
         html_report({"x": {}}, tmp_path / "a.html")
     with pytest.raises(tt.TangentValueError, match="rows of no positions"):

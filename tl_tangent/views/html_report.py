@@ -46,9 +46,14 @@ def html_report(
         about: what was run, in plain text.
 
     Raises:
-        TangentValueError: no results, or something that can't be shown.
+        TangentValueError: no results, results without headings, or something that can't be shown.
         TangentFileError: the page can't be written.
     """
+    if not isinstance(results, Mapping):
+        raise TangentValueError(
+            f"results is a {type(results).__name__}; accepted is a mapping from headings to "
+            'results, such as {"Gradients": found}'
+        )
     if not results:
         raise TangentValueError("there are no results to report: give one or more, by heading")
     sections = [_section(f"part-{i}", name, one) for i, (name, one) in enumerate(results.items())]
