@@ -276,8 +276,8 @@ class GradientRecorder:
         if self._next is not None and step < self._next:
             raise TangentRuntimeError(
                 f"this is step {step}, but the records in the folder go on at step {self._next}: "
-                f"to go on from a checkpoint, give start={step} when the recorder is made; for a "
-                "new run, name another folder"
+                f"to go on from a checkpoint, give start={step} when the recorder is made, which "
+                f"drops what was recorded from step {step} on; for a new run, name another folder"
             )
         last = self._records.last_step
         if step < last:
