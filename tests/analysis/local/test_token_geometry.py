@@ -125,6 +125,7 @@ class TestKnownClouds:
     def test_what_it_says(self):
         found, frame = known()
         assert "visible beyond every null for 4 of 7 types; by chance" in found.headline()
+        assert "would be. Clusters of contexts do that too." in found.headline()
         assert "Gaussian clouds -1." in found.headline()
         assert "random tangents +0." in found.headline()
         assert found.headline() in repr(found) and "<table" in found._repr_html_()

@@ -111,10 +111,11 @@ def _visible(frame: pd.DataFrame) -> str:
     tested = measured.dropna(subset=["visible"])
     k = int(tested["visible"].astype(bool).sum())
     verb = "visible" if k else "not visible"
+    caution = " Clusters of contexts do that too." if k else ""
     return (
         f"Curvature is {verb} beyond every null"
         f"{f' for {k} of' if k else ' for any of'} {len(tested)} {of}{without}; by chance at most "
-        f"{ALPHA * len(tested):.1f} would be."
+        f"{ALPHA * len(tested):.1f} would be.{caution}"
     )
 
 
