@@ -39,7 +39,7 @@ def test_snippets_are_short():
 @pytest.mark.parametrize(
     ("page", "made"),
     [
-        (README, ["heads.html", "ledger.png", "tokens.html"]),
+        (README, ["heads.html", "ledger.png", "tokens.html", "results.html"]),
         (STREAM, ["ledger.png", "tokens.html", "changes.html", "gains.png", "recovery.png"]),
         (GRADIENTS, ["gradients.png"]),
         (SAMPLING, ["simulation.png"]),
