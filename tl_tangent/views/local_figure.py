@@ -16,6 +16,14 @@ from tl_tangent.views.site_axis import label_sites
 FOUND, CONTROL, OTHER, WHOLE = "#D55E00", "#0072B2", "#009E73", "#000000"
 COLUMNS = 4
 MARGIN = 1.3  # a factor on either side of the counts
+NAMES = {
+    "two_nn": "TwoNN",
+    "levina_bickel": "Levina-Bickel",
+    "local_pca": "local PCA",
+    "gaussian": "of a Gaussian law",
+    "neighbour": "by nearest neighbours",
+    "negentropy": "distance from Gaussian",
+}
 DIMENSIONS = {"two_nn": ("o-", FOUND), "levina_bickel": ("s-", OTHER), "local_pca": ("^-", WHOLE)}
 
 
@@ -103,7 +111,7 @@ def draw_geometry(frame: pd.DataFrame, title: str = "") -> Figure:
     axes[0].set_ylabel("intrinsic dimension")
     for name, style in (("gaussian", "o-"), ("neighbour", "s-")):
         colour = CONTROL if name == "gaussian" else FOUND
-        axes[1].plot(at, frame[f"unit_{name}_entropy"], style, color=colour, label=name)
+        axes[1].plot(at, frame[f"unit_{name}_entropy"], style, color=colour, label=NAMES[name])
     axes[1].set_ylabel("entropy in Q_T\n(nats, unit variance)")
     _with_controls(axes[2], at, frame, "negentropy", "o-", FOUND)
     axes[2].axhline(0, color="0.5", linewidth=0.8)
@@ -120,10 +128,11 @@ def draw_geometry(frame: pd.DataFrame, title: str = "") -> Figure:
 
 
 def _with_controls(ax: Any, at: Any, frame: Any, name: str, style: str, colour: str) -> None:
-    ax.plot(at, frame[name], style, color=colour, label=name)
+    label = NAMES[name]
+    ax.plot(at, frame[name], style, color=colour, label=label)
     if f"control_{name}_mean" in frame:
         low, mean, high = (frame[f"control_{name}_{part}"] for part in ("min", "mean", "max"))
-        ax.plot(at, mean, "--", color=colour, label=f"{name}, Gaussian")
+        ax.plot(at, mean, "--", color=colour, label=f"{label}, Gaussian clouds")
         ax.fill_between(at, low, high, color=colour, alpha=0.2, linewidth=0)
 
 
