@@ -7,7 +7,6 @@ maps which read one tensor share the work and nothing of the size of the tokens 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -208,7 +207,7 @@ def row_squares(x: Float[Tensor, "n d"]) -> Float[Tensor, "n 1"]:
 
     Norms are summed in the dtype of the rows, which is quick, unless squares leave its range.
     """
-    largest = float(torch.linalg.vector_norm(x, math.inf)) if x.numel() else 1.0
+    largest = max(abs(float(end)) for end in x.aminmax()) if x.numel() else 1.0
     quick = 1 / IN_RANGE < largest < IN_RANGE or largest == 0
     dtype = x.dtype if quick else torch.float64
     return torch.linalg.vector_norm(x, dim=1, keepdim=True, dtype=dtype).double().square()
