@@ -18,7 +18,8 @@ from tl_tangent.errors import TangentValueError
 from tl_tangent.geometry.energy import EnergyRatio, check_stack
 from tl_tangent.geometry.linalg import exact_math, full_dtype
 
-IN_RANGE = 1e12  # entries up to here, and from its inverse, have squares that float32 can add up
+IN_RANGE = 1e12  # norms up to here, and from its inverse, have squares that float32 can add up
+CANCELLING = 0.1  # of the squares: what less is left around the mean is summed around the mean
 KINDS: tuple[str, ...] = (
     "gradient",
     "centred_gradient",
@@ -174,11 +175,10 @@ class Upstream:
         """Reduce the vectors of a batch."""
         with exact_math(vectors.device):
             u = vectors.detach().to(full_dtype(vectors.dtype))
-            total = column_sums(u)
-            around = row_squares(u - total / len(u)).sum()
+            total, squares = column_sums(u), row_squares(u).squeeze(1)
             none = u.new_zeros(u.shape[1], 0)
             grouped = None if strata is None else _grouped(u, none, 1, strata)
-            return cls(row_squares(u).squeeze(1), total.double(), around, grouped)
+            return cls(squares, total.double(), _around_mean(u, total, squares), grouped)
 
     @classmethod
     def of_tokens(cls, tokens: Int[Tensor, " n"], vocabulary: int) -> Upstream:
@@ -197,6 +197,17 @@ def _grouped(
     return Grouped(strata, sums, strata.sums(squares))
 
 
+def _around_mean(
+    u: Float[Tensor, "n d"], total: Float[Tensor, " d"], squares: Float[Tensor, " n"]
+) -> Float[Tensor, ""]:
+    """Return ``sum ||u_i - mean||^2``, as a difference of squares unless these nearly cancel."""
+    whole = squares.sum()
+    left = whole - total.double().square().sum() / len(u)
+    if float(left) < CANCELLING * float(whole):
+        return row_squares(u - total / len(u)).sum()
+    return left
+
+
 def column_sums(x: Float[Tensor, "n d"]) -> Float[Tensor, " d"]:
     """Return the sum of all rows, in their dtype, by one product."""
     return (x.new_ones(1, len(x)) @ x).squeeze(0)
@@ -207,10 +218,11 @@ def row_squares(x: Float[Tensor, "n d"]) -> Float[Tensor, "n 1"]:
 
     Norms are summed in the dtype of the rows, which is quick, unless squares leave its range.
     """
-    largest = max(abs(float(end)) for end in x.aminmax()) if x.numel() else 1.0
-    quick = 1 / IN_RANGE < largest < IN_RANGE or largest == 0
-    dtype = x.dtype if quick else torch.float64
-    return torch.linalg.vector_norm(x, dim=1, keepdim=True, dtype=dtype).double().square()
+    norms = torch.linalg.vector_norm(x, dim=1, keepdim=True)
+    largest = float(norms.max()) if norms.numel() else 1.0
+    if not 1 / IN_RANGE < largest < IN_RANGE:
+        norms = torch.linalg.vector_norm(x, dim=1, keepdim=True, dtype=torch.float64)
+    return norms.double().square()
 
 
 def squared_norms(x: Float[Tensor, "*row column"], rank: int) -> Float[Tensor, "*row basis"]:
