@@ -161,8 +161,8 @@ def test_zeroing_coords_and_tangent_together_is_zeroing_either():
     names.append(names[0] + names[1])
     with torch.no_grad():
         logits = [run(model, subspaces, tokens, [(n, zero) for n in some]) for some in names]
-    torch.testing.assert_close(logits[0], logits[1], atol=1e-6, rtol=0)
-    torch.testing.assert_close(logits[0], logits[2], atol=1e-6, rtol=0)
+    torch.testing.assert_close(logits[0], logits[1], atol=5e-6, rtol=0)
+    torch.testing.assert_close(logits[0], logits[2], atol=5e-6, rtol=0)
     assert not torch.allclose(logits[0], model(tokens))
 
 

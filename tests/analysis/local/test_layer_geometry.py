@@ -119,6 +119,8 @@ class TestAgainstTheCache:
         span = slice(12, 32) if side == "left" else slice(0, 20)
         wide[:, span], mask[:, span] = given, 1
         padded = {"input": wide, "attention_mask": mask}
+        if model(wide, attention_mask=mask)[mask.bool()].isnan().any():
+            pytest.skip("a bridge of 4.x in float64 gives NaN itself for padding on the left")
         options = {"sites": SITES, "n_controls": 1}
         one, two = (
             tt.layer_geometry(model, batches, **options).to_dataframe()
