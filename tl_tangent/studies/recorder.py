@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from hashlib import sha256
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from tl_tangent.analysis.gradients.activations import name_of
 from tl_tangent.analysis.gradients.meter import GradientMeter
 from tl_tangent.analysis.gradients.passes import check_trainable
+from tl_tangent.analysis.gradients.statistics import Label
 from tl_tangent.errors import TangentRuntimeError, TangentValueError
 from tl_tangent.geometry import SubspaceSet, TangentSubspace
 from tl_tangent.hooks.gradients.find import find_weights
@@ -183,8 +185,7 @@ class GradientRecorder:
             self._warn_of_gap(known)
         fitted = records.last_fit()
         if fitted is not None:
-            self._hold(fitted)
-            records.hold(self._held().labels)
+            records.hold(self._hold(fitted))
 
     def _warn_of_gap(self, known: int) -> None:
         warnings.warn(
@@ -317,25 +318,22 @@ class GradientRecorder:
     def _follow(self, step: int) -> None:
         """Fit Q_T again where the proxy asks for it."""
         if self._proxy.due(step):
-            self._hold(self._proxy.fit(step, name_of(self.model)))
-            assert self._subspaces is not None
-            self._records.hold(self._held().labels)
-            self._records.refitted(step, self._subspaces)
+            fitted = self._proxy.fit(step, name_of(self.model))
+            self._records.hold(self._hold(fitted))
+            self._records.refitted(step, fitted)
 
-    def _hold(self, subspaces: Mapping[str, TangentSubspace]) -> None:
+    def _hold(self, subspaces: Mapping[str, TangentSubspace]) -> tuple[Label, ...]:
+        """Hold gradients against these from now on; returns what each weight is compared with."""
         self._subspaces = SubspaceSet({site: subspaces[site] for site in subspaces})
         self._meter = GradientMeter(self.weights, self._subspaces, **self._measured)
-
-    def _held(self) -> GradientMeter:
-        assert self._meter is not None
-        return self._meter
+        return self._meter.labels
 
     # Watching ----------------------------------------------------------------------------------
 
     def _watch_step(self) -> None:
         """Place the hooks that the coming step needs."""
         self._shares, self._saw, self._looked = {}, False, self._proxy.looks
-        contexts: list[Any] = [_Nothing()]
+        contexts: list[Any] = [nullcontext()]  # a step may be watched by no hook
         if self._meter is not None:
             contexts.append(self._meter.watching(None))
         if self._looked:
@@ -361,14 +359,6 @@ class GradientRecorder:
         if self._meter is not None:
             spread = self._meter.reduce(site, rows).spread
             self._shares[site] = self._shares.get(site, 0) + spread  # of all parts of the batch
-
-
-class _Nothing:
-    """Stands for a step that is watched by no hook."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *error: object) -> None: ...
 
 
 def _predicate(

@@ -121,11 +121,6 @@ class Records:
             return None
         return SubspaceSet.load(self._folder.path / _fit_name(self._fits[-1]))
 
-    @property
-    def last_fit_step(self) -> int:
-        """The step behind which Q_T was fitted last; -1 before that."""
-        return max(self._fits, default=-1)
-
     def activations(self, state: State) -> dict[str, SubspaceFitter] | None:
         """Return what the next fit adds to; None if that is nothing yet."""
         if self._folder is None or not state.rows:
